@@ -20,6 +20,7 @@ PANELS: dict[str, dict[str, str]] = {
     "Reactions": {
         "reactions": "List, show, explain, test and deregister reactions.",
         "tasks": "List and show tasks; redrive and drop dead letters.",
+        "dead-letters": "List, show, redrive and drop dead letters of every origin.",
         "dispatch": "Register the reactions of modules and run their handlers.",
     },
     "Playbooks and subscriptions": {

@@ -50,7 +50,7 @@ def _listed(name: str) -> Any:
 
 @cache
 def _load(name: str) -> Any:
-    module = importlib.import_module(f"tape.cli.{name}")
+    module = importlib.import_module(f"tape.cli.{name.replace('-', '_')}")
     holder = typer.Typer()
     if hasattr(module, "app"):
         holder.add_typer(module.app, name=name)

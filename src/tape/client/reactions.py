@@ -218,3 +218,58 @@ class ReactionCalls(ChannelCalls):
             task_ids=task_ids, filter=filter, everything=everything, limit=limit, reason=reason
         )
         return await self._channel.call(rpcs.DROP_TASKS, request)
+
+    # ── dead letters of every origin ─────────────────────────────────────────────────────────────
+
+    async def list_dead_letters(
+        self,
+        *,
+        filter: pb.DeadLetterFilter | None = None,  # noqa: A002  (the RPC's name for it)
+        cursor: str = "",
+        limit: int = 0,
+        group: bool = False,
+        preview_bytes: int = 0,
+    ) -> pb.ListDeadLettersResponse:
+        """Dead letters of every origin that the server reaches, page by page; with `group` their counts by error."""
+        request = pb.ListDeadLettersRequest(
+            filter=filter, cursor=cursor, limit=limit, group=group, preview_bytes=preview_bytes
+        )
+        return await self._channel.call(rpcs.LIST_DEAD_LETTERS, request)
+
+    async def get_dead_letter(self, id: str, *, preview_bytes: int = 0) -> pb.DeadLetter:  # noqa: A002
+        """One dead letter, with up to 64 KiB of its payload."""
+        request = pb.GetDeadLetterRequest(id=id, preview_bytes=preview_bytes)
+        return await self._channel.call(rpcs.GET_DEAD_LETTER, request)
+
+    async def redrive_dead_letters(
+        self,
+        *,
+        ids: Sequence[str] = (),
+        filter: pb.DeadLetterFilter | None = None,  # noqa: A002  (the RPC's name for it)
+        everything: bool = False,
+        limit: int = 0,
+        dry_run: bool = False,
+        cursor: str = "",
+    ) -> pb.SettleDeadLettersResponse:
+        """Bring dead letters back: these, those that match a filter, or all."""
+        request = pb.RedriveDeadLettersRequest(
+            ids=ids, filter=filter, everything=everything, limit=limit, dry_run=dry_run, cursor=cursor
+        )
+        return await self._channel.call(rpcs.REDRIVE_DEAD_LETTERS, request)
+
+    async def drop_dead_letters(
+        self,
+        *,
+        ids: Sequence[str] = (),
+        filter: pb.DeadLetterFilter | None = None,  # noqa: A002  (the RPC's name for it)
+        everything: bool = False,
+        limit: int = 0,
+        dry_run: bool = False,
+        cursor: str = "",
+        reason: str = "",
+    ) -> pb.SettleDeadLettersResponse:
+        """Give dead letters up: these, those that match a filter, or all."""
+        request = pb.DropDeadLettersRequest(
+            ids=ids, filter=filter, everything=everything, limit=limit, dry_run=dry_run, cursor=cursor, reason=reason
+        )
+        return await self._channel.call(rpcs.DROP_DEAD_LETTERS, request)

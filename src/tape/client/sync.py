@@ -192,6 +192,10 @@ class TapeClient:
     redrive_tasks = _blocking(AsyncTapeClient.redrive_tasks)
     retry_runs = _blocking(AsyncTapeClient.retry_runs)
     drop_tasks = _blocking(AsyncTapeClient.drop_tasks)
+    list_dead_letters = _blocking(AsyncTapeClient.list_dead_letters)
+    get_dead_letter = _blocking(AsyncTapeClient.get_dead_letter)
+    redrive_dead_letters = _blocking(AsyncTapeClient.redrive_dead_letters)
+    drop_dead_letters = _blocking(AsyncTapeClient.drop_dead_letters)
 
     register_resource = _blocking(AsyncTapeClient.register_resource)
     get_resource = _blocking(AsyncTapeClient.get_resource)

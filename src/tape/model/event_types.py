@@ -435,6 +435,22 @@ EVENTS: tuple[EventType, ...] = (
         "A payload could not be searched for secrets, so it was not stored.",
         {"OriginalSubject": "the subject it had", "Reason": "why"},
     ),
+    *(
+        EventType(
+            f"audit.dead_letters_{verb}",
+            f"A caller {verb} dead letters.",
+            {
+                "Count": "how many were asked for",
+                "IDs": "the first 100 of their ids",
+                "Failed": "how many of them stay dead letters",
+                "Reason": "the reason that was given",
+                "By": "the caller's user",
+                "ByTenant": "its tenant",
+                "ByKey": "the id of its service key, if it has one",
+            },
+        )
+        for verb in ("redriven", "dropped")
+    ),
     EventType(
         "audit.key_created",
         "A service key was created.",

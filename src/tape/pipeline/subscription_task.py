@@ -26,7 +26,7 @@ from tape.subscriptions.dispatch.http import BATCH_BYTES, EMITTER
 from tape.subscriptions.dispatch.request import request_of
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
-from tape.subscriptions.message import SourceMessage, message_fields, message_of
+from tape.subscriptions.message import SourceMessage, kept_fields, message_of
 from tape.subscriptions.routing import Plan, resolve
 
 REPORT_SCHEMA = "report string"
@@ -189,8 +189,7 @@ class TaskAttempt:
                 report.applied[applied.controls] = report.applied.get(applied.controls, 0) + 1
 
     def _dead_letter(self, record: PlannedExecution, attempts: int, reason: str) -> SubscriptionEvent:
-        headers = self._task.subscription.spec.headers
-        message = message_fields(record.message, headers, record.message.data)
+        message = kept_fields(record.message, self._task.subscription.spec.headers)
         event = events.dead_lettered(
             self._task.ref,
             record.message.message_id,

@@ -1776,6 +1776,170 @@ class DropTasksResponse(_message.Message):
     more: bool
     def __init__(self, dropped: _Optional[int] = ..., more: bool = ...) -> None: ...
 
+class DeadLetterFilter(_message.Message):
+    __slots__ = ("origins", "subscription", "reaction_id", "since_ms", "error_contains")
+    ORIGINS_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    REACTION_ID_FIELD_NUMBER: _ClassVar[int]
+    SINCE_MS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_CONTAINS_FIELD_NUMBER: _ClassVar[int]
+    origins: _containers.RepeatedScalarFieldContainer[str]
+    subscription: str
+    reaction_id: str
+    since_ms: int
+    error_contains: str
+    def __init__(self, origins: _Optional[_Iterable[str]] = ..., subscription: _Optional[str] = ..., reaction_id: _Optional[str] = ..., since_ms: _Optional[int] = ..., error_contains: _Optional[str] = ...) -> None: ...
+
+class DeadLetter(_message.Message):
+    __slots__ = ("id", "origin", "subscription", "reaction_id", "subject", "message_id", "ordering_key", "dead_at_ms", "reason", "attempts", "size_bytes", "can_redrive", "redrive", "preview", "is_truncated")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    REACTION_ID_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_ID_FIELD_NUMBER: _ClassVar[int]
+    ORDERING_KEY_FIELD_NUMBER: _ClassVar[int]
+    DEAD_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPTS_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CAN_REDRIVE_FIELD_NUMBER: _ClassVar[int]
+    REDRIVE_FIELD_NUMBER: _ClassVar[int]
+    PREVIEW_FIELD_NUMBER: _ClassVar[int]
+    IS_TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    origin: str
+    subscription: str
+    reaction_id: str
+    subject: str
+    message_id: str
+    ordering_key: str
+    dead_at_ms: int
+    reason: str
+    attempts: int
+    size_bytes: int
+    can_redrive: bool
+    redrive: str
+    preview: str
+    is_truncated: bool
+    def __init__(self, id: _Optional[str] = ..., origin: _Optional[str] = ..., subscription: _Optional[str] = ..., reaction_id: _Optional[str] = ..., subject: _Optional[str] = ..., message_id: _Optional[str] = ..., ordering_key: _Optional[str] = ..., dead_at_ms: _Optional[int] = ..., reason: _Optional[str] = ..., attempts: _Optional[int] = ..., size_bytes: _Optional[int] = ..., can_redrive: bool = ..., redrive: _Optional[str] = ..., preview: _Optional[str] = ..., is_truncated: bool = ...) -> None: ...
+
+class DeadLetterGroup(_message.Message):
+    __slots__ = ("origin", "name", "error", "count", "first_ms", "last_ms", "sample_id")
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    FIRST_MS_FIELD_NUMBER: _ClassVar[int]
+    LAST_MS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_ID_FIELD_NUMBER: _ClassVar[int]
+    origin: str
+    name: str
+    error: str
+    count: int
+    first_ms: int
+    last_ms: int
+    sample_id: str
+    def __init__(self, origin: _Optional[str] = ..., name: _Optional[str] = ..., error: _Optional[str] = ..., count: _Optional[int] = ..., first_ms: _Optional[int] = ..., last_ms: _Optional[int] = ..., sample_id: _Optional[str] = ...) -> None: ...
+
+class UnreachableDeadLetters(_message.Message):
+    __slots__ = ("origin", "name", "reason")
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    origin: str
+    name: str
+    reason: str
+    def __init__(self, origin: _Optional[str] = ..., name: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ListDeadLettersRequest(_message.Message):
+    __slots__ = ("filter", "cursor", "limit", "group", "preview_bytes")
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    PREVIEW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    filter: DeadLetterFilter
+    cursor: str
+    limit: int
+    group: bool
+    preview_bytes: int
+    def __init__(self, filter: _Optional[_Union[DeadLetterFilter, _Mapping]] = ..., cursor: _Optional[str] = ..., limit: _Optional[int] = ..., group: bool = ..., preview_bytes: _Optional[int] = ...) -> None: ...
+
+class ListDeadLettersResponse(_message.Message):
+    __slots__ = ("dead_letters", "next_cursor", "groups", "unreachable")
+    DEAD_LETTERS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_CURSOR_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
+    dead_letters: _containers.RepeatedCompositeFieldContainer[DeadLetter]
+    next_cursor: str
+    groups: _containers.RepeatedCompositeFieldContainer[DeadLetterGroup]
+    unreachable: _containers.RepeatedCompositeFieldContainer[UnreachableDeadLetters]
+    def __init__(self, dead_letters: _Optional[_Iterable[_Union[DeadLetter, _Mapping]]] = ..., next_cursor: _Optional[str] = ..., groups: _Optional[_Iterable[_Union[DeadLetterGroup, _Mapping]]] = ..., unreachable: _Optional[_Iterable[_Union[UnreachableDeadLetters, _Mapping]]] = ...) -> None: ...
+
+class GetDeadLetterRequest(_message.Message):
+    __slots__ = ("id", "preview_bytes")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    PREVIEW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    preview_bytes: int
+    def __init__(self, id: _Optional[str] = ..., preview_bytes: _Optional[int] = ...) -> None: ...
+
+class RedriveDeadLettersRequest(_message.Message):
+    __slots__ = ("ids", "filter", "everything", "limit", "dry_run", "cursor")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    EVERYTHING_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[str]
+    filter: DeadLetterFilter
+    everything: bool
+    limit: int
+    dry_run: bool
+    cursor: str
+    def __init__(self, ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[DeadLetterFilter, _Mapping]] = ..., everything: bool = ..., limit: _Optional[int] = ..., dry_run: bool = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class DropDeadLettersRequest(_message.Message):
+    __slots__ = ("ids", "filter", "everything", "limit", "dry_run", "cursor", "reason")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    FILTER_FIELD_NUMBER: _ClassVar[int]
+    EVERYTHING_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[str]
+    filter: DeadLetterFilter
+    everything: bool
+    limit: int
+    dry_run: bool
+    cursor: str
+    reason: str
+    def __init__(self, ids: _Optional[_Iterable[str]] = ..., filter: _Optional[_Union[DeadLetterFilter, _Mapping]] = ..., everything: bool = ..., limit: _Optional[int] = ..., dry_run: bool = ..., cursor: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class DeadLetterFailure(_message.Message):
+    __slots__ = ("id", "reason")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    reason: str
+    def __init__(self, id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class SettleDeadLettersResponse(_message.Message):
+    __slots__ = ("ids", "failures", "next_cursor", "unreachable")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    NEXT_CURSOR_FIELD_NUMBER: _ClassVar[int]
+    UNREACHABLE_FIELD_NUMBER: _ClassVar[int]
+    ids: _containers.RepeatedScalarFieldContainer[str]
+    failures: _containers.RepeatedCompositeFieldContainer[DeadLetterFailure]
+    next_cursor: str
+    unreachable: _containers.RepeatedCompositeFieldContainer[UnreachableDeadLetters]
+    def __init__(self, ids: _Optional[_Iterable[str]] = ..., failures: _Optional[_Iterable[_Union[DeadLetterFailure, _Mapping]]] = ..., next_cursor: _Optional[str] = ..., unreachable: _Optional[_Iterable[_Union[UnreachableDeadLetters, _Mapping]]] = ...) -> None: ...
+
 class ExplainReactionRequest(_message.Message):
     __slots__ = ("reaction_id", "global_seq")
     REACTION_ID_FIELD_NUMBER: _ClassVar[int]

@@ -83,6 +83,7 @@ RPCS: Mapping[str, Scopes] = {
     **dict.fromkeys(("ClaimTasks", "CompleteTask", "NackTask", "DispatchTasks", "SettleTasks"), _TASKS),
     **dict.fromkeys(("ListTasks", "GetTask"), _REACTIONS),
     **dict.fromkeys(("RedriveTasks", "DropTasks", "RetryRuns"), _OPERATES),
+    **dict.fromkeys(("ListDeadLetters", "GetDeadLetter", "RedriveDeadLetters", "DropDeadLetters"), _OPERATES),
     # documents and executions
     "RegisterResource": _OPERATES,
     **dict.fromkeys(("GetResource", "ListResources"), frozenset({WORKER, OPERATOR, RUNTIME})),
@@ -154,11 +155,18 @@ GRANTS: Mapping[str, Literal["read", "write"]] = {
     **dict.fromkeys(("ExplainReaction", "TestReaction"), "read"),
     **dict.fromkeys(("ClaimTasks", "CompleteTask", "NackTask", "DispatchTasks", "SettleTasks"), "read"),
     **dict.fromkeys(("ListTasks", "GetTask", "RedriveTasks", "DropTasks", "RetryRuns"), "read"),
+    **dict.fromkeys(("ListDeadLetters", "GetDeadLetter", "RedriveDeadLetters", "DropDeadLetters"), "read"),
 }
 # A call that names a pattern must be granted all of it; other reads get the part that is.
 WHOLLY_GRANTED = frozenset({"RegisterReaction", "DeregisterReaction", "ClaimTasks", "DispatchTasks"})
 # On an open server with an internal token, that token guards these, over gRPC as over HTTP.
-_GUARDED = frozenset({"RegisterResource", "Execute", "RedriveTasks", "DropTasks", "RetryRuns", *ROUTES})
+_GUARDED = frozenset(
+    {
+        *("RegisterResource", "Execute", "RedriveTasks", "DropTasks", "RetryRuns"),
+        *("ListDeadLetters", "GetDeadLetter", "RedriveDeadLetters", "DropDeadLetters"),
+        *ROUTES,
+    }
+)
 
 
 def scopes_for(call: str) -> Scopes:

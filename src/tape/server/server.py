@@ -53,6 +53,7 @@ from tape.server.client_certificates import ClientCertificates
 from tape.server.grpc.access import RpcAccess
 from tape.server.grpc.advance import AdvanceService
 from tape.server.grpc.catalog import CatalogService
+from tape.server.grpc.dead_letters import DeadLettersService
 from tape.server.grpc.decoders import StandardServices
 from tape.server.grpc.effects import EffectsService
 from tape.server.grpc.health import HealthService
@@ -322,6 +323,9 @@ class Server:
             SessionsService(self.journal),
             ReactionsService(self.journal, self.hub.predicate_budget),
             TasksService(self.journal, self.task_broker),
+            DeadLettersService(
+                self.journal, self.task_broker, partial(self.wallet.use, to="a caller's look at dead letters")
+            ),
             CatalogService(self.journal, KINDS),
             AdvanceService(self.journal),
         ]

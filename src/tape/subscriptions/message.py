@@ -145,6 +145,12 @@ def message_fields(message: SourceMessage, headers: HeadersSpec, data: Any) -> d
     return fields
 
 
+def kept_fields(message: SourceMessage, headers: HeadersSpec) -> dict[str, Any]:
+    """The fields that a dead letter keeps, so that it can be redriven: also the source's own ordering key."""
+    fields = message_fields(message, headers, message.data)
+    return fields | ({"ordering_key": message.ordering_key} if message.ordering_key else {})
+
+
 def directive_headers(rules: Iterable[HeaderRule]) -> frozenset[str]:
     """The headers that rules name, in lower case."""
     return frozenset(lower_ascii(rule.header) for rule in rules)

@@ -84,6 +84,7 @@ def chosen_names(prefix: str) -> Names:
 UNKNOWN_IDS: Names = {
     "run": "00000000-0000-4000-8000-00000000dead",
     "task": "00000000-0000-7000-8000-00000000dead",
+    "dead_letter": "task/00000000-0000-7000-8000-00000000feed",
     "execution": "899999999999999999",
     "delivery": "899999999999999997",
     "registration": "899999999999999998",
@@ -397,6 +398,7 @@ class _Population:
         about = {"reaction_id": names["reaction"], "owner": names["owner"], "lease_ms": 3_600_000, "shard": -1}
         dead, held, *_ = (await self._client.claim_tasks(**about, max=100)).tasks
         names["task"] = held.task_id
+        names["dead_letter"] = f"task/{dead.task_id}"
         await self._client.nack_task(task_id=dead.task_id, owner=names["owner"], error=self._payload, permanent=True)
 
     async def _make_documents(self) -> None:

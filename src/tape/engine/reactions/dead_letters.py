@@ -57,8 +57,19 @@ class MovedTasks(msgspec.Struct, frozen=True):
     more: bool
 
 
-def list_tasks(reader: Reader, reaction_id: str, *, status: int = 0, before: int = 0, limit: int = 0) -> list[Task]:
-    """List a reaction's tasks, newest entries first. CLAIMED and DLQ tasks can be listed for all reactions."""
+def list_tasks(
+    reader: Reader,
+    reaction_id: str,
+    *,
+    status: int = 0,
+    before: int = 0,
+    limit: int = 0,
+    after: tuple[int, str] | None = None,
+) -> list[Task]:
+    """List a reaction's tasks, newest entries first. CLAIMED and DLQ tasks can be listed for all reactions.
+
+    `after`: the source entry and the id of the last task of the page before.
+    """
     wanted = parse(TaskStatus, "status", status) if status else None
     if not 0 <= limit <= MAX_LIMIT:
         raise InvalidInput(f"limit {limit} must lie between 0 and {MAX_LIMIT}; 0 means {DEFAULT_LIMIT}.")
@@ -77,7 +88,6 @@ def list_tasks(reader: Reader, reaction_id: str, *, status: int = 0, before: int
     params += tenant
     limit = limit or DEFAULT_LIMIT
     found: list[Task] = []
-    after: tuple[int, str] | None = None
     while True:
         older = "" if after is None else " AND (source_global_seq, task_id) < (?, ?)"
         rows = reader.query(

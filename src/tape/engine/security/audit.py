@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -203,6 +203,21 @@ def record(tx: Transaction, verb: str, tenant: str, by: str, payload: dict[str, 
     named = {"By": caller.user or by, "ByTenant": caller.tenant, "ByKey": caller.key_id}
     owner = Principal(tenant=tenant, user=caller.user, session=caller.session)
     append(tx, [checked(_draft("audit", verb, owner, payload | named))])
+
+
+async def record_dead_letters(journal: Journal, verb: str, ids: Sequence[str], failed: int, reason: str) -> None:
+    """Append an audit entry: the caller redrives or drops dead letters. Durable before the first is changed."""
+    caller = current_principal()
+    payload = {
+        "Count": len(ids),
+        "IDs": list(ids[:100]),
+        "Failed": failed,
+        "Reason": reason[:500],
+        "By": caller.user,
+        "ByTenant": caller.tenant,
+        "ByKey": caller.key_id,
+    }
+    await journal.append([_draft("audit", verb, caller, payload)])
 
 
 def _draft(kind: str, verb: str, caller: Principal, payload: dict[str, Any]) -> Draft:

@@ -34,7 +34,7 @@ from tape.subscriptions.dispatch.forwarder import Forwarder
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.event_reporter import EventReporter
 from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
-from tape.subscriptions.message import SourceMessage, message_fields, message_of
+from tape.subscriptions.message import SourceMessage, kept_fields, message_of
 from tape.subscriptions.routing import Plan, resolve
 from tape.subscriptions.runtime.completions import AwaitedDelivery, Completions, RunOutcomes
 from tape.subscriptions.runtime.flow_limits import Allowance, FlowLimiter
@@ -454,7 +454,7 @@ class Runtime:
 
     async def _write_dead_letter(self, delivery: Delivery, message: SourceMessage, reason: str) -> bool:
         """Write the event of a dead letter. Returns whether the message can be terminated at the source."""
-        fields = message_fields(message, self.subscription.spec.headers, message.data)
+        fields = kept_fields(message, self.subscription.spec.headers)
         try:
             try:
                 await self._reporter.write([self._dead_letter(delivery, reason, fields)])

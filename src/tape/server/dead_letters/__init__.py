@@ -1,0 +1,1 @@
+"""One surface over the dead letters of a server: tasks, messages, spools, quarantine and relays."""
