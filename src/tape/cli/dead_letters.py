@@ -244,7 +244,8 @@ def _report(settled: pb.SettleDeadLettersResponse, what: str, dry_run: bool, out
             for each in done:
                 typer.echo(each)
         would = "would be " if dry_run else ""
-        typer.echo(f"{len(done)} dead {'letter' if len(done) == 1 else 'letters'} {would}{what}.")
+        plural = "" if len(done) == 1 else "s"
+        typer.echo(f"{len(done)} dead letter{plural} {would}{what}.")
         for failure in settled.failures:
             typer.echo(f"{failure.id}: {failure.reason}", err=True)
         if settled.next_cursor:

@@ -1,4 +1,4 @@
-"""Dead letters in the journal: messages that a runtime gave up, and entries that a relay's sink rejected.
+"""Dead letters in the journal: messages that were rejected too often, and entries that a relay's sink rejected.
 
 An entry stays when its dead letter is redriven or dropped; a row beside the journal records that.
 """
@@ -68,7 +68,7 @@ class _JournalOrigin:
         return found
 
     async def drop(self, keys: Sequence[str], reason: str) -> Mapping[str, str]:
-        """Record that dead letters are given up; their entries stay in the journal."""
+        """Record that dead letters are dropped; their entries stay in the journal."""
         failures: dict[str, str] = {}
         for key in keys:
             try:

@@ -139,7 +139,7 @@ class SpoolOrigin:
             item = decode(name, content or b"")
         except DamagedSpoolItem as error:
             return f"Impossible: {error} It can only be dropped."
-        # It was mended, or copied back from elsewhere: it goes through the dead letters, as any other.
+        # It was mended: it goes through the dead letters, as any other.
         await spool.backend.put(Area.DEAD, [(name, item.encode())])
         await spool.requeue([name])
         await spool.backend.delete(self._area, [name])

@@ -30,7 +30,7 @@ class DeadLetterList(NamedTuple):
     unreachable: list[Unreachable]
 
 
-class DeadLetterGroup(msgspec.Struct, kw_only=True):
+class ErrorGroup(msgspec.Struct, kw_only=True):
     """Dead letters of one origin, name and error."""
 
     origin: str
@@ -71,9 +71,9 @@ class DeadLetters:
         found, following = await self._collect(query, cursor, limit)
         return DeadLetterList(found, following, [] if cursor else await self._unreachable(query))
 
-    async def group(self, query: DeadLetterQuery, cursor: str) -> tuple[list[DeadLetterGroup], str, list[Unreachable]]:
+    async def group(self, query: DeadLetterQuery, cursor: str) -> tuple[list[ErrorGroup], str, list[Unreachable]]:
         """Counts by origin, name and error of at most 10,000 dead letters, and the cursor after them."""
-        groups: dict[tuple[str, str, str], DeadLetterGroup] = {}
+        groups: dict[tuple[str, str, str], ErrorGroup] = {}
         counted, following = 0, cursor
         while counted < MAX_GROUPED:
             found, following = await self._collect(query, following, MAX_LIMIT)
@@ -81,7 +81,7 @@ class DeadLetters:
             for each in found:
                 key = (each.origin, each.name, each.error)
                 if key not in groups:
-                    groups[key] = DeadLetterGroup(origin=each.origin, name=each.name, error=each.error)
+                    groups[key] = ErrorGroup(origin=each.origin, name=each.name, error=each.error)
                 groups[key].add(each)
             if not following:
                 break
