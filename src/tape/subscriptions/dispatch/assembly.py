@@ -53,6 +53,7 @@ def forwarder_of(
             dispatch,
             spool=None,
             emit=counted,
+            rules=rules_of(subscription),
             redelivers=redelivers,
             now_ms=clock,
             downstreams=downstreams,

@@ -30,7 +30,7 @@ from tape.subscriptions.spool.backend import Area
 from tape.subscriptions.spool.drain import DrainReport, drain
 from tape.subscriptions.spool.item import SpoolItem
 from tape.subscriptions.spool.pending_events import MAX_IN_MEMORY, PendingEvents, is_permanent
-from tape.subscriptions.spool.spool import Arrival, EmitEvents, Lane, Spool
+from tape.subscriptions.spool.spool import Arrival, EmitEvents, Lane, Spool, SpoolRules
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +60,7 @@ class Forwarder:
         now_ms: Callable[[], int] = now_ms,
         downstreams: Downstreams | None = None,
         readiness: ReadinessCheck | None = None,
+        rules: SpoolRules | None = None,
         metrics: Metrics | None = None,
         closed: Callable[[], None] = lambda: None,
         state_unwritten: Callable[[], None] = lambda: None,
@@ -110,7 +111,7 @@ class Forwarder:
         self._ordered = OrderedDispatch(
             dispatch,
             self.circuits,
-            spool.rules if spool else None,
+            spool.rules if spool else rules,
             now_ms,
             self._note_dispatched,
             outcomes=self._feed,
