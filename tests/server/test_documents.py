@@ -125,8 +125,9 @@ def test_the_openapi_document_has_the_scopes_of_the_table_of_permissions(route: 
         assert {"400", "401", "403"} <= operation["responses"].keys()
 
 
-# The stream does not end; the delivery of a webhook has tests of its own.
-EXPLORED = sorted(each.name for each in OPERATIONS.values() if each.name not in ("events.subscribe", "ingress.deliver"))
+# The stream does not end; deliveries and handshakes of webhooks have tests of their own.
+UNEXPLORED = ("events.subscribe", "ingress.deliver", "ingress.handshake")
+EXPLORED = sorted(each.name for each in OPERATIONS.values() if each.name not in UNEXPLORED)
 JOURNAL = frozenset({"events.publish", "events.list", "events.aggregate", "runtime.info", "artifacts.get"})
 # Bodies that the schema alone would hardly ever make: a bucket divides its window, an offset lies in its range.
 BODIES = {
@@ -140,7 +141,7 @@ NEVER_FOUND = frozenset(
     {
         *("artifacts.get", "catalog.register", "catalog.resource", "credentials.get", "execute", "executions.show"),
         *("ingress.show", "keys.change", "subscriptions.act", "subscriptions.register", "subscriptions.register.alias"),
-        *("subscriptions.events", "subscriptions.show", "deliveries.list", "deliveries.resend", "ingress.handshake"),
+        *("subscriptions.events", "subscriptions.show", "deliveries.list", "deliveries.resend"),
     }
 )
 
