@@ -1033,6 +1033,19 @@ class DownstreamUnavailable(RunInterrupted):
         self.downstream = downstream
 
 
+class InvalidBatchResults(PlaybookError):
+    """The output of a playbook that ran for a batch of messages does not say what became of each of them."""
+
+    code = "TAPE-2179"
+
+
+class MessageRetry(RunInterrupted):
+    """A playbook wants to see a message of a batch again: its task is retried."""
+
+    code = "TAPE-2180"
+    status = "UNAVAILABLE"
+
+
 # ── 2175: sources of subscriptions, and what becomes of their messages ───────────────────────────
 
 

@@ -364,10 +364,11 @@ EVENTS: tuple[EventType, ...] = (
             "trace": "W3C trace context to go on with",
             "ordering_key": "the run takes turns with those of the same key in its pool",
             "downstream": "the run waits while this downstream of its subscription is held",
-            "record": "`summary` if the entry begins several runs that are kept as a summary",
+            "record": "what is kept of the runs, if several messages share the entry: `full` or `summary`",
             "source": "the source of their messages",
             "order_scope": "precedes their ordering keys",
-            "runs": "their messages or payloads; the n-th run has the run id of the entry plus n, from 0",
+            "batch": "true if they are one run; else each message has its own",
+            "runs": "their messages or payloads. Number n has the entry's run id plus n; in a batch plus n + 1",
         },
     ),
     EventType(
@@ -379,6 +380,11 @@ EVENTS: tuple[EventType, ...] = (
             "status": "`terminal`",
             "runs": "their ids; `ID+N` stands for an id and the N ids after it",
         },
+    ),
+    EventType(
+        "run.split",
+        "A batch did not handle some of its messages; each runs on its own, or is a dead letter.",
+        {"run_id": "the run of the batch", "messages": "their `message_id`, `run_id`, `result` and `reason`"},
     ),
     EventType(
         "journal.pruned",

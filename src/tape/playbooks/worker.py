@@ -33,9 +33,11 @@ from tape.errors import (
     TapeError,
 )
 from tape.model.payload import to_json
-from tape.model.summary_command import SUMMARY
+from tape.model.shared_command import SUMMARY
 from tape.model.tenant_names import plain_name, split_name
 from tape.playbooks.answers import recording_answers
+from tape.playbooks.batch_results import failed_messages, failures_json
+from tape.playbooks.batch_runs import run_message
 from tape.playbooks.document import Playbook
 from tape.playbooks.functions import declared_playbooks
 from tape.playbooks.host import RunInfo, is_interruption
@@ -78,6 +80,8 @@ class Command(msgspec.Struct, frozen=True):
     trace: dict[str, Any] = {}
     downstream: str = ""
     record: str = "full"
+    # The messages of a batch; 0 if the run is not one.
+    batch: int = 0
 
 
 def run_worker(
@@ -246,11 +250,18 @@ class Worker:
                 await acquire_slot()
                 if command.record != SUMMARY or not playbook.idempotent:
                     await host.advance()  # acquire the lease before the function is called
-            output = await run_playbook(playbook, command.payload, run, host)
+            if command.batch == 1:
+                output = await run_message(playbook, command.payload, run, host)
+            else:
+                output = await run_playbook(playbook, command.payload, run, host)
+            failed = failed_messages(output, command.batch) if command.batch > 1 else []
             release_slot()  # recording the end needs no slot
-            await host.end(pb.RUN_STATUS_TERMINAL, to_json({"output": output}))
+            if failed:
+                await host.record_end(pb.RUN_STATUS_TERMINAL, failures_json(output, failed))
+            else:
+                await host.end(pb.RUN_STATUS_TERMINAL, to_json({"output": output}))
         except Exception as error:
-            if is_interruption(error):
+            if is_interruption(error) or isinstance(error, NeverRetry):
                 raise
             if not host.has_lease and isinstance(error, NotFound):
                 raise

@@ -122,6 +122,10 @@ class RemoteHost:
 
     async def end(self, status: int, detail_json: str) -> None:
         """End the run."""
+        await self.record_end(status, detail_json)
+
+    async def record_end(self, status: int, detail_json: str) -> None:
+        """End the run, and keep `detail_json` whatever else is kept of it."""
         await self.advance(end=pb.EndRunRequest(run_id=self._run.id, status=status, detail_json=detail_json))  # type: ignore[arg-type]  # the enum's numbers are ints
 
     async def release(self) -> None:

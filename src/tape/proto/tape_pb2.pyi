@@ -2117,7 +2117,7 @@ class ListResourcesResponse(_message.Message):
     def __init__(self, resources: _Optional[_Iterable[_Union[Resource, _Mapping]]] = ...) -> None: ...
 
 class Execution(_message.Message):
-    __slots__ = ("path", "catalog_id", "payload_json", "parent_execution_id", "execution_pool", "traceparent", "dedup_key", "dedup_window_secs", "subscription", "message_id", "ordering_key", "downstream", "record")
+    __slots__ = ("path", "catalog_id", "payload_json", "parent_execution_id", "execution_pool", "traceparent", "dedup_key", "dedup_window_secs", "subscription", "message_id", "ordering_key", "downstream", "record", "batch")
     PATH_FIELD_NUMBER: _ClassVar[int]
     CATALOG_ID_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -2131,6 +2131,7 @@ class Execution(_message.Message):
     ORDERING_KEY_FIELD_NUMBER: _ClassVar[int]
     DOWNSTREAM_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
+    BATCH_FIELD_NUMBER: _ClassVar[int]
     path: str
     catalog_id: int
     payload_json: str
@@ -2144,7 +2145,8 @@ class Execution(_message.Message):
     ordering_key: str
     downstream: str
     record: str
-    def __init__(self, path: _Optional[str] = ..., catalog_id: _Optional[int] = ..., payload_json: _Optional[str] = ..., parent_execution_id: _Optional[int] = ..., execution_pool: _Optional[str] = ..., traceparent: _Optional[str] = ..., dedup_key: _Optional[str] = ..., dedup_window_secs: _Optional[int] = ..., subscription: _Optional[str] = ..., message_id: _Optional[str] = ..., ordering_key: _Optional[str] = ..., downstream: _Optional[str] = ..., record: _Optional[str] = ...) -> None: ...
+    batch: int
+    def __init__(self, path: _Optional[str] = ..., catalog_id: _Optional[int] = ..., payload_json: _Optional[str] = ..., parent_execution_id: _Optional[int] = ..., execution_pool: _Optional[str] = ..., traceparent: _Optional[str] = ..., dedup_key: _Optional[str] = ..., dedup_window_secs: _Optional[int] = ..., subscription: _Optional[str] = ..., message_id: _Optional[str] = ..., ordering_key: _Optional[str] = ..., downstream: _Optional[str] = ..., record: _Optional[str] = ..., batch: _Optional[int] = ...) -> None: ...
 
 class ExecuteRequest(_message.Message):
     __slots__ = ("executions",)

@@ -9,7 +9,7 @@ import msgspec
 
 from tape.base.clock import now_ms
 from tape.brokers.source import Delivery
-from tape.model.summary_command import RESERVED
+from tape.model.shared_command import RESERVED
 from tape.subscriptions.document.spec import DispatchSpec, HeaderRule, HeadersSpec
 
 # Header names in lower case; a header has any number of values, in wire order.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import zlib
 from collections.abc import Collection
 from typing import Any
 
@@ -15,7 +16,7 @@ import msgspec
 
 from tape.model.entry import MAX_ID_BYTES
 from tape.model.tenant_names import plain_name
-from tape.subscriptions.document.spec import ROUTING, HeaderRule, Subscription, TraceSpec
+from tape.subscriptions.document.spec import ROUTING, BatchSpec, HeaderRule, Subscription, TraceSpec
 from tape.subscriptions.message import SourceMessage, lower_ascii, payload_of
 
 # W3C, version 00: four parts, lower-case hex, no id of zeros alone, no version ff.
@@ -73,6 +74,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     trace: TraceContext | None = None
     # What is kept of the run.
     record: str = "full"
+    # Messages of one run at most; 0: a run for each.
+    batch: int = 0
     applied: tuple[AppliedHeader, ...] = ()
 
     @property
@@ -135,13 +138,14 @@ def resolve(subscription: Subscription, message: SourceMessage) -> Plan:
         content_type=content_type,
         schema_hint=chosen.get("schema_hint", ""),
         ordering_key=ordering_key,
-        run_order=_run_order(spec.spool.ordering, ordering_key),
+        run_order=_run_order(spec.spool.ordering, ordering_key, spec.dispatch.batch),
         downstream=route_downstream(
             [each.name for each in spec.spool.circuit.downstream], pool or spec.dispatch.execution_pool
         ),
         dedup=dedup,
         trace=_trace(spec.headers.trace, message),
         record=spec.dispatch.record,
+        batch=spec.dispatch.batch.max if spec.dispatch.batch else 0,
         applied=tuple(applied),
     )
 
@@ -189,10 +193,13 @@ def route_downstream(declared: Collection[str], pool: str) -> str:
     return "default" if not declared or "default" in declared else min(declared)
 
 
-def _run_order(ordering: str, ordering_key: str) -> str:
+def _run_order(ordering: str, ordering_key: str, batch: BatchSpec | None) -> str:
     match ordering:
         case "global":
             return "all"
+        case "per_key" if ordering_key and batch is not None:
+            # A batch has many keys: those of one lane stay together.
+            return f"lane:{zlib.crc32(ordering_key.encode(errors='replace')) % batch.lanes}"
         case "per_key" if ordering_key:
             return storable_key(f"key:{ordering_key}")
         case _:

@@ -16,7 +16,7 @@ from tape.base.telemetry.tracing import parse_traceparent
 from tape.engine.catalog import Resource, fetch_many
 from tape.engine.executions.dedup import Claims
 from tape.engine.executions.pools import command_subject, ensure_pool
-from tape.engine.executions.summary_batch import SummaryBatch
+from tape.engine.executions.shared_commands import SharedCommands
 from tape.engine.ledgers.run_batches import RunOpening, find_taken_ids, open_runs
 from tape.engine.ledgers.run_record import PLAYBOOKS, Run
 from tape.engine.reactions.downstreams import name_of
@@ -30,7 +30,7 @@ from tape.model.ledger_states import RunStatus
 from tape.model.payload import to_json
 from tape.model.principal import current_principal
 from tape.model.reserved import refuse_reserved
-from tape.model.summary_command import SUMMARY
+from tape.model.shared_command import SUMMARY
 from tape.model.tenant_names import name_within, plain_name, prefix_of, qualify, tenant_of, visible_prefix
 from tape.playbooks.inputs import bind_inputs
 from tape.playbooks.library import known_playbook
@@ -81,9 +81,13 @@ class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     downstream: str = ""
     # What is kept of the run: `full`, or `summary`, which shares the entries of its begin and end with other runs.
     record: Literal["full", "summary"] = "full"
+    # Messages of one run at most: those of one call that agree in everything else are a batch. 0: a run for each.
+    batch: int = 0
     # The tenant of the run and the prefix of the documents that it may use, whatever the request says.
     tenant: str = ""
     prefix: str = ""
+    # The limit of a payload on this server, whatever the request says.
+    max_bytes: int = MAX_PAYLOAD_BYTES
 
     @property
     def parent(self) -> int:
@@ -96,6 +100,11 @@ class ExecuteRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         of_tenant = f"tenant:{self.tenant}:" if self.tenant else ""
         subscription = plain_name(self.subscription)
         return of_tenant + (f"subscription:{subscription}" if subscription else str(self.parent))
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the entry that begins its run may begin others, too."""
+        return self.record == SUMMARY or self.batch > 0
 
     @property
     def input(self) -> dict[str, Any]:
@@ -134,9 +143,11 @@ def checked_request(request: ExecuteRequest, max_payload_bytes: int = MAX_PAYLOA
                 f"dedup needs a key and a window_secs of at least 1; it is {request.dedup.key!r},"
                 f" {request.dedup.window_secs}."
             )
+    if not 0 <= request.batch <= MAX_BATCH:
+        raise InvalidInput(f"batch {request.batch} must lie between 0 and {MAX_BATCH}; 0 means a run for each message.")
     _check_granted(request.events)
     check_payload(to_json(request.input), max_payload_bytes)
-    return _within_tenant(request)
+    return msgspec.structs.replace(_within_tenant(request), max_bytes=max_payload_bytes)
 
 
 def _within_tenant(request: ExecuteRequest) -> ExecuteRequest:
@@ -180,7 +191,7 @@ def execute_batch(tx: Transaction, requests: Sequence[ExecuteRequest], *, until_
     """Start the runs of checked requests in order; one result each. `until_refused` stops after the first error."""
     found = fetch_many(tx, {each.path for each in requests}, {int(each.catalog_id or 0) for each in requests})
     claims = Claims(tx, [(each.scope, each.dedup.key) for each in requests if each.dedup])
-    batch = _Batch(tx, found, claims, _new_ids(tx, sum(each.record == "full" or bool(each.dedup) for each in requests)))
+    batch = _Batch(tx, found, claims, _new_ids(tx, sum(not each.is_shared or bool(each.dedup) for each in requests)))
     results: list[Result] = []
     for request in requests:
         results.append(batch.add(request))
@@ -207,7 +218,7 @@ class _Batch:
         self._others: list[list[Draft]] = []  # the entries after the first of each run
         self._attached: list[Draft] = []  # the attached events of runs that are kept as a summary
         self._audits: list[Draft] = []
-        self._summaries = SummaryBatch(tx)
+        self._shared = SharedCommands(tx)
 
     def add(self, request: ExecuteRequest) -> Result:
         if request.lane in self._stopped:
@@ -238,9 +249,9 @@ class _Batch:
             bind_inputs(playbook.inputs, playbook.workload, request.input)
         path, tenant = plain_name(resource.path), tenant_of(resource.path) or request.tenant
         pool = request.execution_pool or playbook.pool or default_pool(path)
-        if request.record == SUMMARY:
+        if request.is_shared:
             self._events(request, _owner(request, "", tenant))  # raises before anything is kept
-            run_id = self._summaries.add(request, resource, pool, tenant or PLAYBOOKS)
+            run_id = self._shared.add(request, resource, pool, tenant or PLAYBOOKS)
             self._attached += self._events(request, _owner(request, run_id, tenant))
             self._pools.add(pool)
             return run_id
@@ -314,8 +325,8 @@ class _Batch:
             for first, others in zip(open_runs(self._tx, self._openings), self._others, strict=True):
                 drafts += [first, *others]
             append(self._tx, drafts)
-        if summaries := self._summaries.drafts():
-            append(self._tx, [*summaries, *self._attached])
+        if shared := self._shared.drafts():
+            append(self._tx, [*shared, *self._attached])
         if self._audits:
             append(self._tx, self._audits)
 

@@ -1,8 +1,10 @@
-"""Runs that are kept as a summary (`record: summary`): begun by an entry that many share, ended by another one.
+"""Runs that are begun by an entry which many messages share: those that are kept as a summary, and batches.
 
-Such a run has no row of its own. It is what the journal says of it: the command that began it, and the entry
-`run.summary` that names it when it has ended well. Its task says whether it runs now. A run of which more has to be
-kept, because it failed, waits, was cancelled or has an effect, gets a row of `tape_runs` (`expand`) and keeps it.
+A run that is kept as a summary (`record: summary`) has no row of its own. It is what the journal says of it: the
+command that began it, and the entry `run.summary` that names it when it has ended well. Its task says whether it runs
+now. A run of which more has to be kept, because it failed, waits, was cancelled or has an effect, gets a row of
+`tape_runs` (`expand`) and keeps it. A message of a batch is found like a run: it has the state of the
+batch, until it runs on its own.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ import msgspec
 
 from tape.base.clock import now_ms
 from tape.base.structs import resolve
-from tape.engine.ledgers.run_record import PLAYBOOKS, Run
-from tape.errors import EntryDamaged
+from tape.engine.ledgers.run_record import COLUMNS, PLAYBOOKS, Run
+from tape.errors import EntryDamaged, NotFound
 from tape.journal.appender import Appender
 from tape.journal.entries import ALTERED, SELECT
 from tape.model import subject
@@ -25,15 +27,16 @@ from tape.model.execution_ids import MAX_ID, split_id
 from tape.model.ledger_states import RunStatus
 from tape.model.payload import to_json
 from tape.model.reaction_states import POOL, TaskStatus
-from tape.model.summary_command import MARK, SummaryCommand
+from tape.model.shared_command import MARK, SUMMARY, SharedCommand
 from tape.model.tenant_names import plain_name
 from tape.store import Reader, Transaction
-from tape.store.records import insert
+from tape.store.records import insert, load
 
 # The lease of a run that gets a row because its worker writes to it. Workers renew it after that.
 EXPANDED_LEASE_MS = 30_000
 # Entries about ended runs that are read at once.
 _PAGE = 256
+_OPEN = (TaskStatus.PENDING, TaskStatus.CLAIMED)
 
 
 class SummaryRun(Run, frozen=True):
@@ -59,8 +62,31 @@ def find(reader: Reader | Transaction, run_id: str) -> Run | None:
     if begun is None:
         return None
     entry, command, index = begun
-    part = command.runs[index]
-    tenant = "" if entry.tenant == PLAYBOOKS else entry.tenant
+    run = SummaryRun(**run_fields(command, run_id, entry.tenant), started_at_ms=entry.ts_ms)
+    status = _task_status(reader, entry, command.pool, index)
+    if status in _OPEN:
+        return _with_status(run, status)
+    if ended_at_ms := _find_end(reader, entry, command.pool, int(run_id)):
+        return msgspec.structs.replace(run, status=RunStatus.TERMINAL, ended_at_ms=ended_at_ms)
+    if not command.batch or not index:
+        return run  # the matcher has not come to its command yet
+    batch = load(Run, reader.one(f"SELECT {COLUMNS} FROM tape_runs WHERE run_id = ?", entry.run_id))
+    of_batch = _task_status(reader, entry, command.pool, 0)
+    if of_batch in _OPEN and (batch is None or batch.status is not RunStatus.WAITING):
+        return _with_status(run, of_batch)  # even if its run has ended: what becomes of its messages is written next
+    batch = batch or find(reader, entry.run_id)
+    if batch is None or batch.status is RunStatus.FAILED:
+        return run  # it runs on its own
+    return msgspec.structs.replace(
+        run, status=batch.status, ended_at_ms=batch.ended_at_ms, waiting_on_gate=batch.waiting_on_gate
+    )
+
+
+def run_fields(command: SharedCommand, run_id: str, tenant: str) -> dict[str, Any]:
+    """The fields of a run that a shared entry begins: of a message, or of a batch."""
+    number = int(run_id) - (split_id(int(run_id)) or (0, 0))[0]
+    index = number - 1 if command.batch else number
+    is_all = index < 0
     path = plain_name(command.path)
     labels = {
         "path": path,
@@ -69,35 +95,23 @@ def find(reader: Reader | Transaction, run_id: str) -> Run | None:
         "pool": command.pool,
         "parent_execution_id": command.parent_execution_id,
         "subscription": command.subscription,
-        "message_id": part.message_id,
-        "record": command.record,
+        "message_id": "" if is_all and len(command.runs) > 1 else command.runs[max(index, 0)].message_id,
+        "record": SUMMARY if command.record == SUMMARY else "",
+        "messages": str(len(command.runs)) if is_all else "",
+        "batch": str(int(run_id) - number) if command.batch and not is_all else "",
     }
-    run = SummaryRun(
-        run_id=run_id,
-        app_name=PLAYBOOKS,
-        user_id="",
-        session_id=command.subscription,
-        invocation_id=run_id,
-        status=RunStatus.RUNNABLE,
-        started_at_ms=entry.ts_ms,
-        agent_id=path,
-        labels_json=to_json({f"tape.{name}": text for name, text in labels.items() if text}),
-        tenant_id=tenant,
-        tenant=entry.tenant,
-    )
-    row = reader.one(
-        "SELECT status FROM tape_tasks WHERE reaction_id = ? AND source_global_seq = ? AND shard = ?",
-        f"{POOL}{command.pool}",
-        entry.global_seq,
-        index,
-    )
-    if row is not None:
-        is_claimed = row[0] == TaskStatus.CLAIMED
-        return msgspec.structs.replace(run, status=RunStatus.RUNNING if is_claimed else RunStatus.RUNNABLE)
-    ended_at_ms = _find_end(reader, entry, command.pool, int(run_id))
-    if not ended_at_ms:
-        return run  # the matcher has not come to its command yet
-    return msgspec.structs.replace(run, status=RunStatus.TERMINAL, ended_at_ms=ended_at_ms)
+    return {
+        "run_id": run_id,
+        "app_name": PLAYBOOKS,
+        "user_id": "",
+        "session_id": command.subscription,
+        "invocation_id": run_id,
+        "status": RunStatus.RUNNABLE,
+        "agent_id": path,
+        "labels_json": to_json({f"tape.{name}": text for name, text in labels.items() if text}),
+        "tenant_id": "" if tenant == PLAYBOOKS else tenant,
+        "tenant": tenant,
+    }
 
 
 def expand(tx: Transaction, run: Run, owner: str) -> Run:
@@ -140,10 +154,11 @@ def parts_of(entry: Entry) -> Sequence[Entry] | None:
     if entry.kind != "command" or not entry.payload_json.startswith(MARK):
         return None
     command = _decode(entry.payload_json)
-    block = int(entry.run_id)
+    if command.batch:
+        return [msgspec.structs.replace(entry, payload_json=to_json(command.batch_command(entry.run_id)))]
     found = []
     for index, part in enumerate(command.runs):
-        run_id = str(block + index)
+        run_id = str(int(entry.run_id) + index)
         trace_id, span_id = part.trace_ids
         found.append(
             msgspec.structs.replace(
@@ -169,20 +184,49 @@ def find_command(reader: Reader | Transaction, run_id: str) -> dict[str, Any] | 
             found: dict[str, Any] = msgspec.json.decode(entry.payload_json)
             return found
     begun = find_begin(reader, run_id)
-    return None if begun is None else begun[1].command_of(begun[2], run_id)
+    if begun is None:
+        return None
+    _, command, index = begun
+    if not command.batch:
+        return command.command_of(index, run_id)
+    return command.command_of(index - 1, run_id) if index else command.batch_command(run_id)
+
+
+def read_shared(reader: Reader | Transaction, run_id: str) -> tuple[Entry, SharedCommand]:
+    """The entry that began a run, and what it says. Raises NotFound if the journal has it no longer."""
+    begun = find_begin(reader, run_id)
+    if begun is None:
+        raise NotFound(f"the command of the run {run_id!r} is not in the journal any more.")
+    return begun[0], begun[1]
+
+
+def _with_status(run: Run, task_status: int) -> Run:
+    is_claimed = task_status == TaskStatus.CLAIMED
+    return msgspec.structs.replace(run, status=RunStatus.RUNNING if is_claimed else RunStatus.RUNNABLE)
+
+
+def _task_status(reader: Reader | Transaction, entry: Entry, pool: str, shard: int) -> int:
+    """The status of a run's task; 0 if there is none."""
+    row = reader.one(
+        "SELECT status FROM tape_tasks WHERE reaction_id = ? AND source_global_seq = ? AND shard = ?",
+        f"{POOL}{pool}",
+        entry.global_seq,
+        shard,
+    )
+    return 0 if row is None else int(row[0])
 
 
 def _subject(pool: str) -> str:
     return subject.build("run", "summary", PLAYBOOKS, pool)
 
 
-def _decode(payload_json: str) -> SummaryCommand:
-    resolve(SummaryCommand)
-    return msgspec.json.decode(payload_json, type=SummaryCommand)
+def _decode(payload_json: str) -> SharedCommand:
+    resolve(SharedCommand)
+    return msgspec.json.decode(payload_json, type=SharedCommand)
 
 
-def find_begin(reader: Reader | Transaction, run_id: str) -> tuple[Entry, SummaryCommand, int] | None:
-    """The entry that began a run, and its number there."""
+def find_begin(reader: Reader | Transaction, run_id: str) -> tuple[Entry, SharedCommand, int] | None:
+    """The entry that began a run, and the number of the run there."""
     if not (run_id.isascii() and run_id.isdecimal() and len(run_id) <= len(str(MAX_ID))):
         return None
     split = split_id(int(run_id))
@@ -199,7 +243,7 @@ def find_begin(reader: Reader | Transaction, run_id: str) -> tuple[Entry, Summar
     if not entry.payload_json.startswith(MARK):
         return None
     command = _decode(entry.payload_json)
-    return (entry, command, index) if index < len(command.runs) else None
+    return (entry, command, index) if index < len(command.runs) + command.batch else None
 
 
 def _find_end(reader: Reader | Transaction, begun: Entry, pool: str, run_id: int) -> int:

@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from tape.engine.reactions.tasks import Task
 
 
-def end_runs(tx: Transaction, tasks: Sequence[Task]) -> list[str]:
-    """End the runs of completed tasks that are kept as a summary; the ids of those tasks that nothing needs any more.
+def end_runs(tx: Transaction, tasks: Sequence[Task], now: int) -> list[str]:
+    """End the runs of completed tasks whose command is shared; the ids of those tasks that nothing needs any more.
 
     A run that has a row, because it failed or had to wait, keeps its row and its task.
     """
+    from tape.engine.reactions import batches  # which fails the runs of dead letters, as this module does
+
     condition, ids = tx.is_any("run_id", [task.source_run_id for task in tasks])
     rows = {
         run.run_id: run for run in load_all(Run, tx.query(f"SELECT {COLUMNS} FROM tape_runs WHERE {condition}", ids))
@@ -38,22 +40,25 @@ def end_runs(tx: Transaction, tasks: Sequence[Task]) -> list[str]:
         if run is None:
             gone.append(task.task_id)
             ended.append(EndedRun(task.source_run_id, task.tenant, task.reaction_id.removeprefix(POOL)))
-        elif run.status not in runs.ENDED:
-            runs.end(tx, run.run_id, RunStatus.TERMINAL, trace=_trace(task))
+            continue
+        if run.status not in runs.ENDED:
+            run = runs.end(tx, run.run_id, RunStatus.TERMINAL, trace=_trace(task))
+        if task.batch > 1:
+            batches.split(tx, task, run, now)
     summary_runs.end_runs(tx, ended)
     return gone
 
 
 def find_ended(tx: Transaction, tasks: Sequence[Task]) -> list[Task]:
-    """Those of the tasks whose run is kept as a summary and has ended already: it was cancelled."""
-    summaries = [task for task in tasks if task.is_summary]
-    if not summaries:
+    """Those of the tasks with a shared command whose run has ended already: it was cancelled, or its worker died."""
+    shared = [task for task in tasks if task.is_shared]
+    if not shared:
         return []
-    condition, ids = tx.is_any("run_id", [task.source_run_id for task in summaries])
+    condition, ids = tx.is_any("run_id", [task.source_run_id for task in shared])
     statuses = ", ".join(str(int(status)) for status in runs.ENDED)
     sql = f"SELECT run_id FROM tape_runs WHERE {condition} AND status IN ({statuses})"
     ended = {row[0] for row in tx.query(sql, ids)}
-    return [task for task in summaries if task.source_run_id in ended]
+    return [task for task in shared if task.source_run_id in ended]
 
 
 def fail_run(tx: Transaction, task: Task) -> None:

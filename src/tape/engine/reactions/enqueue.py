@@ -119,6 +119,7 @@ def _row(
         conditions.downstream,
         0,
         int(conditions.is_summary),
+        conditions.batch,
     )
 
 

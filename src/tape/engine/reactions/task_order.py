@@ -13,7 +13,7 @@ import msgspec
 from tape.base.structs import resolve
 from tape.model.entry import Entry
 from tape.model.reaction_states import POOL, TaskStatus
-from tape.model.summary_command import SUMMARY
+from tape.model.shared_command import SUMMARY
 from tape.store import Transaction
 
 # The due time of a task that waits for an earlier one: the largest integer that every client can read.
@@ -33,6 +33,8 @@ class TaskConditions(msgspec.Struct, frozen=True):
     ordering_key: str = ""
     downstream: str = ""
     record: str = ""
+    # The messages of a batch; 0 if its run is not one.
+    batch: int = 0
 
     @property
     def is_summary(self) -> bool:

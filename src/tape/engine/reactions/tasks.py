@@ -63,6 +63,13 @@ class Task(Record, frozen=True):
     unavailable_ms: int = 0
     # Whether its run is kept as a summary: if that has ended well, the task is deleted.
     is_summary: bool = False
+    # The messages of its run, if that is a batch.
+    batch: int = 0
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether its command is shared: its completion says more than that it is done."""
+        return self.is_summary or self.batch > 0
 
 
 COLUMNS = columns(Task)
@@ -183,14 +190,7 @@ def settle_tasks(tx: Transaction, owner: str, report: TaskReport, now: int = 0, 
             assert task is not None
             finished.append(task_id)
             settled.tasks.append(msgspec.structs.replace(task, status=DONE, completed_at_ms=now))
-    summaries = [task for task_id in finished if (task := found[task_id]).is_summary]
-    gone = {*commands.end_runs(tx, summaries)} if summaries else set()
-    if gone:
-        condition, ids = tx.is_any("task_id", list(gone))
-        tx.execute(f"DELETE FROM tape_tasks WHERE {condition}", ids)
-    if kept := [task_id for task_id in finished if task_id not in gone]:
-        condition, ids = tx.is_any("task_id", kept)
-        tx.execute(f"UPDATE tape_tasks SET status = {DONE}, completed_at_ms = ? WHERE {condition}", now, ids)
+    _close(tx, [found[task_id] for task_id in finished], now)
     if report.answered:
         _record_answers(tx, report.answered, found, settled, now)
     if failures:
@@ -226,12 +226,12 @@ def _sibling(qualified: str, downstream: str) -> str:
 
 
 def _complete(tx: Transaction, owner: str, task_ids: Sequence[str], now: int) -> list[CompletedTask]:
-    """Complete those of the tasks that are leased to the owner, without loading them; not those of summaries."""
+    """Complete tasks that are leased to the owner, without loading them; not those with a shared command."""
     condition, ids = tx.is_any("task_id", task_ids)
     visible, tenant = visible_condition()
     rows = tx.query(
         f"UPDATE tape_tasks SET status = {DONE}, completed_at_ms = ? WHERE {condition}"
-        f" AND status = {CLAIMED} AND lease_owner = ? AND is_summary = 0{visible}"
+        f" AND status = {CLAIMED} AND lease_owner = ? AND is_summary = 0 AND batch = 0{visible}"
         " RETURNING task_id, reaction_id, ordering_key, downstream",
         now,
         ids,
@@ -334,10 +334,21 @@ def _unavailable_retry_ms(task: Task, now: int) -> int:
     return min(max((now - task.source_ts_ms) // 10, least), most)
 
 
+def _close(tx: Transaction, some: Sequence[Task], now: int) -> None:
+    """Mark tasks as done, and end the runs of those whose command is shared: nothing needs the task of a summary."""
+    shared = [task for task in some if task.is_shared]
+    gone = set(commands.end_runs(tx, shared, now)) if shared else set()
+    if gone:
+        condition, ids = tx.is_any("task_id", list(gone))
+        tx.execute(f"DELETE FROM tape_tasks WHERE {condition}", ids)
+    if kept := [task.task_id for task in some if task.task_id not in gone]:
+        condition, ids = tx.is_any("task_id", kept)
+        tx.execute(f"UPDATE tape_tasks SET status = {DONE}, completed_at_ms = ? WHERE {condition}", now, ids)
+
+
 def close_tasks(tx: Transaction, some: Sequence[Task], now: int) -> None:
     """Complete tasks whose runs have ended without them."""
-    condition, ids = tx.is_any("task_id", [task.task_id for task in some])
-    tx.execute(f"UPDATE tape_tasks SET status = {DONE}, completed_at_ms = ? WHERE {condition}", now, ids)
+    _close(tx, some, now)
     task_order.release_next(tx, [(task.reaction_id, task.ordering_key) for task in some], now)
 
 

@@ -126,4 +126,5 @@ def _request(each: pb.Execution) -> ExecuteRequest:
         ordering_key=each.ordering_key,
         downstream=each.downstream,
         record=checked_record(each.record or "full"),
+        batch=each.batch,
     )

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import heapq
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Hashable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +23,9 @@ from tape.errors import (
 )
 from tape.model.dispatch_result import RunDispatchResult
 from tape.model.execution_ids import new_id
+from tape.model.shared_command import batch_message
 from tape.playbooks.answers import recording_answers
+from tape.playbooks.batch_results import FailedMessage, failed_messages
 from tape.playbooks.document import Playbook
 from tape.playbooks.files import from_folder, load_file
 from tape.playbooks.host import LocalHost, RunInfo
@@ -31,9 +33,11 @@ from tape.playbooks.runner import run_playbook
 from tape.subscriptions import events
 from tape.subscriptions.api_client import Control
 from tape.subscriptions.dispatch.holds import ConfigurationProblem
+from tape.subscriptions.dispatch.local_batches import batch_plan, group_plans
 from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
 from tape.subscriptions.routing import Plan
 from tape.subscriptions.runtime.local_trail import Trail, started_events
+from tape.subscriptions.spool.replay import in_batches, in_turns
 
 EMITTER = "subscribe_runtime"
 
@@ -136,36 +140,92 @@ class InProcessDispatch:
 
     async def __call__(self, plans: Sequence[Plan]) -> list[RunDispatchResult]:
         """Run the playbooks; one result per plan."""
-        return list(await asyncio.gather(*map(self._run, plans)))
+        groups = group_plans(plans)
+        done = await asyncio.gather(*(self._run([plans[index] for index in group]) for group in groups))
+        found = {
+            index: result
+            for group, results in zip(groups, done, strict=True)
+            for index, result in zip(group, results, strict=True)
+        }
+        return [found[index] for index in range(len(plans))]
 
-    async def _run(self, plan: Plan) -> RunDispatchResult:
-        async with self._turn(plan.run_order), self._slots:
-            if (holder := self._claimed_run(plan)) is not None:
-                assert plan.dedup is not None
-                await self._trail.write([events.deduplicated(self._ref, plan.dedup.key, holder)])
-                return RunDispatchResult("duplicate", holder)
-            try:
-                playbook = self._playbooks.find(plan.playbook)
-            except PlaybookNotFound as error:
-                return RunDispatchResult("misconfigured", error=str(error))
-            except TapeError as error:
-                return RunDispatchResult("rejected", error=str(error))
-            execution_id = new_id()
+    async def in_lanes(self, plans: Sequence[Plan], lanes: Sequence[Hashable]) -> list[RunDispatchResult]:
+        """Run the playbooks, each lane in order; after a failure the rest of its lane is skipped."""
+        if not any(plan.batch for plan in plans):
+            return await in_turns(self, plans, lanes)
+
+        async def send(some: list[int]) -> list[RunDispatchResult]:
+            return await self._run([plans[index] for index in some])
+
+        return await in_batches(send, group_plans(plans), lanes)
+
+    async def _run(self, plans: Sequence[Plan]) -> list[RunDispatchResult]:
+        """Run one playbook for plans of a group; one result per plan."""
+        async with self._turn(plans[0].run_order), self._slots:
+            found = [await self._duplicate_of(plan) for plan in plans]
+            fresh = [plan for plan, duplicate in zip(plans, found, strict=True) if duplicate is None]
+            done = iter(await self._run_fresh(fresh) if fresh else ())
+            return [duplicate or next(done) for duplicate in found]
+
+    async def _duplicate_of(self, plan: Plan) -> RunDispatchResult | None:
+        holder = self._claimed_run(plan)
+        if holder is None:
+            return None
+        assert plan.dedup is not None
+        await self._trail.write([events.deduplicated(self._ref, plan.dedup.key, holder)])
+        return RunDispatchResult("duplicate", holder)
+
+    async def _run_fresh(self, plans: Sequence[Plan]) -> list[RunDispatchResult]:
+        try:
+            playbook = self._playbooks.find(plans[0].playbook)
+        except PlaybookNotFound as error:
+            return [RunDispatchResult("misconfigured", error=str(error))] * len(plans)
+        except TapeError as error:
+            return [RunDispatchResult("rejected", error=str(error))] * len(plans)
+        execution_id = new_id()
+        for plan in plans:
             if plan.dedup is not None:
                 until = time.monotonic() + plan.dedup.window_secs
                 self._claims[plan.dedup.key] = (execution_id, until)
                 heapq.heappush(self._expiring, (until, plan.dedup.key))
-            await self._trail.write(started_events(self._ref, plan, execution_id))
-            answered: dict[str, None] = {}
-            try:
-                with recording_answers(lambda name: answered.setdefault(name)):
-                    problem = await self._perform(playbook, plan, execution_id)
-                self.failed += bool(problem)
-            except DownstreamUnavailable as error:
-                if plan.dedup is not None:
-                    self._claims.pop(plan.dedup.key, None)
-                return RunDispatchResult("unavailable", error=str(error), downstream=error.downstream)
-            return RunDispatchResult("started", execution_id, problem, answered=tuple(answered))
+        await self._trail.write([event for plan in plans for event in started_events(self._ref, plan, execution_id)])
+        answered: dict[str, None] = {}
+        try:
+            with recording_answers(lambda name: answered.setdefault(name)):
+                output, error_text = await self._perform(
+                    playbook, batch_plan(plans) if plans[0].batch else plans[0], execution_id
+                )
+        except DownstreamUnavailable as error:
+            self._release_claims(plans)
+            answer = RunDispatchResult("unavailable", error=str(error), downstream=error.downstream)
+            return [answer] * len(plans)
+        if error_text and len(plans) > 1:  # it is not known because of which message: each is tried alone
+            self._release_claims(plans)
+            return [answer for plan in plans for answer in await self._run_fresh([plan])]
+        self.failed += bool(error_text)
+        started = RunDispatchResult("started", execution_id, error_text, answered=tuple(answered))
+        answers = [started] * len(plans)
+        for each in failed_messages(output, len(plans)) if plans[0].batch and not error_text else ():
+            answers[each.index] = await self._failed_message(plans[each.index], each, started)
+        return answers
+
+    async def _failed_message(self, plan: Plan, failed: FailedMessage, started: RunDispatchResult) -> RunDispatchResult:
+        """The result of a message that its batch did not handle: its source redelivers it, or it is a dead letter."""
+        if failed.verdict == "retry":
+            self._release_claims([plan])
+            return RunDispatchResult("rejected", error=failed.reason or "its playbook wants to see it again")
+        self.failed += 1
+        message = batch_message(plan.payload)
+        dead = events.dead_lettered(
+            self._ref, plan.message_id, 0, "", 1, failed.reason, message=message, emitter=EMITTER
+        )
+        await self._trail.write([dead])
+        return started
+
+    def _release_claims(self, plans: Sequence[Plan]) -> None:
+        for plan in plans:
+            if plan.dedup is not None:
+                self._claims.pop(plan.dedup.key, None)
 
     @contextlib.asynccontextmanager
     async def _turn(self, key: str) -> AsyncIterator[None]:
@@ -183,8 +243,8 @@ class InProcessDispatch:
             if waiting > 1:
                 self._turns[key] = (lock, waiting - 1)
 
-    async def _perform(self, playbook: Playbook, plan: Plan, execution_id: int) -> str:
-        """Run a playbook. Returns its error, or an empty text."""
+    async def _perform(self, playbook: Playbook, plan: Plan, execution_id: int) -> tuple[Any, str]:
+        """Run a playbook. Returns its output and its error, or an empty text."""
         trace = {} if plan.trace is None else msgspec.to_builtins(plan.trace)
         run = RunInfo(
             id=str(execution_id),
@@ -200,6 +260,8 @@ class InProcessDispatch:
         context: dict[str, Any] = {"subscription": self._ref.path, "message_id": plan.message_id}
         try:
             output = await run_playbook(playbook, plan.payload, run, self._host)
+            if plan.batch:
+                failed_messages(output, len(plan.payload["messages"]))  # raises if it says nothing of a message
         except DownstreamUnavailable as error:
             waiting = self._event("playbook.waiting", "WAITING", execution_id, {**context, "error": str(error)}, plan)
             await self._trail.write([waiting])
@@ -207,10 +269,10 @@ class InProcessDispatch:
         except (StepFailed, PlaybookError, InvalidInput, TapeError) as error:
             failed = self._event("playbook.failed", "FAILED", execution_id, {**context, "error": str(error)}, plan)
             await self._trail.write([failed])
-            return str(error)
+            return None, str(error)
         done = self._event("playbook.completed", "COMPLETED", execution_id, {**context, "output": output}, plan)
         await self._trail.write([done])
-        return ""
+        return output, ""
 
     def _event(
         self, kind: str, status: str, execution_id: int, context: dict[str, Any], plan: Plan

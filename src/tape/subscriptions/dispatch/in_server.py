@@ -97,8 +97,8 @@ class WriterDispatch:
             writes = (self._database.write_bulk(execute_batch, request, size) for request, size in good)
             return [_answer(result) for result in await asyncio.gather(*writes, return_exceptions=True)]
         answers: list[RunDispatchResult] = []
-        for start in range(0, len(good), self._batch_max):
-            answers += await self._execute_together(good[start : start + self._batch_max])
+        for some in batched([each.size for each in good], self._batch_max, BATCH_BYTES):
+            answers += await self._execute_together([good[index] for index in some])
         return answers
 
     async def _execute_together(self, some: list[_Wanted]) -> list[RunDispatchResult]:

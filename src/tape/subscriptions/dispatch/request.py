@@ -31,6 +31,8 @@ def request_of(ref: SubscriptionRef, plan: Plan, emitter: str, worker_id: str = 
         request["downstream"] = plan.downstream
     if plan.record != "full":
         request["record"] = plan.record
+    if plan.batch:
+        request["batch"] = plan.batch
     if plan.trace is not None:
         request["trace"] = msgspec.to_builtins(plan.trace)
     if plan.dedup is not None:

@@ -88,6 +88,24 @@ class RuntimeSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     max_instances: Annotated[Count | None, Meta(description="Processes at most, for what deploys them.")] = None
 
 
+class BatchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How messages are put together to one run."""
+
+    max: Annotated[int, Meta(ge=1, le=MAX_BATCH, description="Messages of one run at most.")] = 100
+    linger_ms: Annotated[
+        int, Meta(ge=0, le=60_000, description="How long a batch waits for more messages after its first one.")
+    ] = 50
+    lanes: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=64,
+            description="With `spool.ordering: per_key`: keys are spread over so many lanes, and the batches of a lane"
+            " run one after the other.",
+        ),
+    ] = 1
+
+
 class DispatchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The playbook that a message runs."""
 
@@ -112,6 +130,10 @@ class DispatchSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     batch_max: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_BATCH)] | None,
         Meta(description="Messages in one such request; `runtime.batch` without it."),
+    ] = None
+    batch: Annotated[
+        BatchSpec | None,
+        Meta(description="One run for many messages, with a result for each. Default: a run for each."),
     ] = None
     record: Annotated[
         Literal["full", "summary"],
@@ -350,7 +372,9 @@ class SubscriptionSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
 
     @property
     def dispatch_batch(self) -> int:
-        """Messages in one dispatch request: 1 without `batch_dispatch`."""
+        """Messages in one dispatch request: 1 without `batch_dispatch` and `batch`."""
+        if self.dispatch.batch is not None:
+            return MAX_BATCH
         return self.batch_max if self.dispatch.batch_dispatch else 1
 
     @property

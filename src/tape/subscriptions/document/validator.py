@@ -252,6 +252,7 @@ _NOT_ON_SPARK = {
     ("runtime", "max_instances"): "Spark's own settings say how many executors there are; leave it out",
     ("dispatch", "batch_dispatch"): "messages are always handed over in batches; leave it out, or say true",
     ("dispatch", "ack"): "nothing is acknowledged: offsets are stored with the runs. Leave it out",
+    ("dispatch", "batch"): "a run for each record is begun, in the order of the log; leave it out",
     ("spool", "mode"): "nothing is acknowledged, so the source is the buffer: during an outage the stream waits"
     " at its checkpoint. Use off",
 }
@@ -291,6 +292,33 @@ def _scaling_is_possible(spec: Node) -> None:
         key_at(keda, "min").wrong(f"is more than scaling.keda.max, which is {most}")
 
 
+def _batch_fits(spec: Node) -> None:
+    dispatch = _block(spec, "dispatch")
+    if dispatch.value.get("batch") is None:
+        return
+    batch = _block(dispatch, "batch")
+    if _word(spec, "mode") == "push":
+        key_at(dispatch, "batch").wrong(
+            "is for mode: pull; a delivery is answered when it is durable, and would have to wait for others"
+        )
+    for key, why in (
+        ("batch_dispatch", "the messages of a batch are one request already"),
+        ("batch_max", "use dispatch.batch.max for the messages of one run"),
+        ("payload_from", "the payload of a batch is the list `messages`"),
+    ):
+        if key in dispatch.value:
+            key_at(dispatch, key).wrong(f"does not go with dispatch.batch: {why}; leave it out")
+    most = batch.value.get("max", 100)
+    for name in ("limits", "runtime"):
+        limit = _block(spec, name).value.get("max_in_flight")
+        if isinstance(limit, int) and isinstance(most, int) and limit < most:
+            key_at(_block(spec, name), "max_in_flight").wrong(
+                f"is less than dispatch.batch.max, which is {most}: no batch could be full"
+            )
+    if "lanes" in batch.value and _word(_block(spec, "spool"), "ordering") != "per_key":
+        key_at(batch, "lanes").wrong("has no effect without spool.ordering: per_key")
+
+
 RULES: tuple[Callable[[Node], None], ...] = (
     _mode_fits,
     _connection_fits,
@@ -301,5 +329,6 @@ RULES: tuple[Callable[[Node], None], ...] = (
     _ack_fits,
     _spool_fits,
     _spark_fits,
+    _batch_fits,
     _scaling_is_possible,
 )

@@ -31,7 +31,7 @@ from tape.errors import (
 from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions import events
 from tape.subscriptions.dispatch.forwarder import Forwarder
-from tape.subscriptions.document.spec import Subscription
+from tape.subscriptions.document.spec import BatchSpec, Subscription
 from tape.subscriptions.event_reporter import EventReporter
 from tape.subscriptions.events import SubscriptionEvent, SubscriptionRef
 from tape.subscriptions.message import SourceMessage, kept_fields, message_of
@@ -237,7 +237,7 @@ class Runtime:
             return
         try:
             await self._measure_lag()
-            found = await self._polled(allowance.batch)
+            found = await self._polled(allowance.batch, self.subscription.spec.runtime.timeout_ms / 1_000)
         except SourceError as error:
             await self._connect(error)
             return
@@ -247,12 +247,35 @@ class Runtime:
             if self._until_empty and self.limiter.in_flight == 0:
                 self.stop()
             return
-        self.counts.received += len(found)
-        self.limiter.received(len(found))
-        self._metrics.messages_received.labels(self.subscription.spec.source).inc(len(found))
+        self._count_received(found)
+        if self.subscription.spec.dispatch.batch is not None:
+            await self._linger(found, self.subscription.spec.dispatch.batch)
         await self._fetched.put(found)
         if self._once:
             self.stop()
+
+    def _count_received(self, found: Sequence[Delivery]) -> None:
+        self.counts.received += len(found)
+        self.limiter.received(len(found))
+        self._metrics.messages_received.labels(self.subscription.spec.source).inc(len(found))
+
+    async def _linger(self, found: list[Delivery], batch: BatchSpec) -> None:
+        """Add messages that arrive within `linger_ms`, until the batch is full or a limit is reached."""
+        until = time.monotonic() + batch.linger_ms / 1_000
+        while (room := min(batch.max - len(found), self._left())) > 0 and not self._is_ending:
+            left_s = until - time.monotonic()
+            allowed = self.limiter.allow(room).batch
+            if left_s <= 0 or allowed == 0 or self._state() == "PAUSED":
+                return
+            try:
+                more = await self._polled(allowed, left_s)
+            except SourceError as error:
+                self._source_error = error  # what was fetched is dispatched first
+                return
+            if not more:
+                await sleep_until_set(min(SHORT_S, left_s), self._stopping)
+            self._count_received(more)
+            found += more
 
     async def _idle(self) -> None:
         """Fetch nothing for 250 ms, but measure the source's lag."""
@@ -272,9 +295,9 @@ class Runtime:
             self.stop()
         return max(left - self.limiter.in_flight, 0)
 
-    async def _polled(self, limit: int) -> list[Delivery]:
+    async def _polled(self, limit: int, timeout_s: float) -> list[Delivery]:
         """Poll the source. A stop does not wait for an empty source."""
-        polling = asyncio.create_task(self._source.poll(limit, self.subscription.spec.runtime.timeout_ms / 1_000))
+        polling = asyncio.create_task(self._source.poll(limit, timeout_s))
         try:
             await self._wait_or_stop(asyncio.wait({polling}))
             # Accept messages that are being delivered: they would stay leased to this process otherwise.
@@ -356,7 +379,9 @@ class Runtime:
         if self._on_messages is not None:
             await self._on_messages([message for message, _ in messages])
         answers = await self._forwarder.forward(messages, [delivery.redelivery for delivery in deliveries])
-        if (size := self.subscription.spec.dispatch_batch) > 1 and len(messages) > 1:
+        batch = self.subscription.spec.dispatch.batch
+        size = self.subscription.spec.dispatch_batch if batch is None else batch.max
+        if size > 1 and len(messages) > 1:
             source = self.subscription.spec.source
             self._metrics.batch_dispatches.labels(source).inc(math.ceil(len(messages) / size))
             self._metrics.batch_messages.labels(source).inc(len(messages))

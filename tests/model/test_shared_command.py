@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tape.model.execution_ids import BLOCK_SIZE, Identifiers, split_id
-from tape.model.summary_command import MARK, SummaryCommand, SummaryPart, fold, unfold
+from tape.model.shared_command import MARK, SharedCommand, SharedPart, fold, unfold
 from tape.subscriptions.document.spec import DispatchSpec, HeadersSpec
 from tape.subscriptions.message import payload_of, receive
 
@@ -47,7 +48,8 @@ def test_a_payload_that_is_more_than_its_message_is_not_folded(payload: dict[str
 
 
 def test_the_payload_of_an_entry_begins_with_its_mark_and_gives_each_run_its_own_command() -> None:
-    command = SummaryCommand(
+    command = SharedCommand(
+        record="summary",
         path="~acme/p",
         version=2,
         catalog_id="5",
@@ -55,9 +57,9 @@ def test_the_payload_of_an_entry_begins_with_its_mark_and_gives_each_run_its_own
         subscription="orders",
         source="nats",
         order_scope="subscription:orders",
-        runs=[SummaryPart(message_id="1", message={"data": {"n": 1}}, ordering_key="k"), SummaryPart(payload={"x": 1})],
+        runs=[SharedPart(message_id="1", message={"data": {"n": 1}}, ordering_key="k"), SharedPart(payload={"x": 1})],
     )
-    text = command.to_json()
+    text = msgspec.json.encode(command).decode()
     assert text.startswith(MARK)
     assert json.loads(text)["runs"] == [
         {"message_id": "1", "message": {"data": {"n": 1}}, "ordering_key": "k"},
