@@ -438,3 +438,49 @@ def test_acknowledgement_on_completion_is_refused_where_it_cannot_be_kept(
     text = json.dumps({"kind": "Subscription", "metadata": {"path": "s"}, "spec": spec})
     with pytest.raises(InvalidDocument, match=problem):
         parse_subscription(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        (
+            WEBHOOK.replace("handle_hook}", "handle_hook, batch: {max: 5}}"),
+            ["is for mode: pull; a delivery is answered"],
+        ),
+        (
+            NATS.replace("order}", "order, batch: {}, batch_dispatch: true, batch_max: 5, payload_from: message.body}"),
+            [
+                "one request already; leave it out",
+                "use dispatch.batch.max for the messages of one run",
+                "the payload of a batch is the list `messages`",
+            ],
+        ),
+        (
+            NATS.replace("order}", "order, batch: {max: 50}}") + "  limits: {max_in_flight: 49}\n",
+            ["is less than dispatch.batch.max, which is 50"],
+        ),
+        (
+            NATS.replace("order}", "order, batch: {lanes: 4}}") + "  spool: {ordering: global}\n",
+            ["has no effect without spool.ordering: per_key"],
+        ),
+        (NATS.replace("order}", "order, batch: {max: 0}}"), ["batch.max"]),
+        (NATS.replace("order}", "order, batch: {max: 1001}}"), ["batch.max"]),
+        (NATS.replace("order}", "order, batch: {linger_ms: -1}}"), ["batch.linger_ms"]),
+        (
+            NATS.replace("order}", "order, batch: {}}") + "  runtime: {target: spark}\n",
+            ["does not go with runtime.target spark"],
+        ),
+        (NATS.replace("order}", "order, record: some}"), ["dispatch.record"]),
+    ],
+)
+def test_a_batch_that_makes_no_sense_is_named(text: str, wrong: list[str]) -> None:
+    found = [f"{problem.path} {problem.message}" for problem in problems(text)]
+    assert len(found) == len(wrong), found
+    assert all(part in each for part, each in zip(wrong, found, strict=True)), found
+
+
+def test_a_batch_has_defaults_and_goes_with_a_summary() -> None:
+    spec = parse_subscription(NATS.replace("order}", "order, batch: {}, record: summary}")).spec
+    assert spec.dispatch.batch is not None
+    assert (spec.dispatch.batch.max, spec.dispatch.batch.linger_ms, spec.dispatch.batch.lanes) == (100, 50, 1)
+    assert (spec.dispatch.record, spec.dispatch_batch) == ("summary", 1_000)

@@ -293,11 +293,11 @@ def _scaling_is_possible(spec: Node) -> None:
 
 
 def _batch_fits(spec: Node) -> None:
-    dispatch = _block(spec, "dispatch")
+    dispatch = block(spec, "dispatch")
     if dispatch.value.get("batch") is None:
         return
-    batch = _block(dispatch, "batch")
-    if _word(spec, "mode") == "push":
+    batch = block(dispatch, "batch")
+    if word(spec, "mode") == "push":
         key_at(dispatch, "batch").wrong(
             "is for mode: pull; a delivery is answered when it is durable, and would have to wait for others"
         )
@@ -310,12 +310,12 @@ def _batch_fits(spec: Node) -> None:
             key_at(dispatch, key).wrong(f"does not go with dispatch.batch: {why}; leave it out")
     most = batch.value.get("max", 100)
     for name in ("limits", "runtime"):
-        limit = _block(spec, name).value.get("max_in_flight")
+        limit = block(spec, name).value.get("max_in_flight")
         if isinstance(limit, int) and isinstance(most, int) and limit < most:
-            key_at(_block(spec, name), "max_in_flight").wrong(
+            key_at(block(spec, name), "max_in_flight").wrong(
                 f"is less than dispatch.batch.max, which is {most}: no batch could be full"
             )
-    if "lanes" in batch.value and _word(_block(spec, "spool"), "ordering") != "per_key":
+    if "lanes" in batch.value and word(block(spec, "spool"), "ordering", "per_key") != "per_key":
         key_at(batch, "lanes").wrong("has no effect without spool.ordering: per_key")
 
 
