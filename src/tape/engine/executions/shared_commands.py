@@ -56,7 +56,7 @@ class _Shared:
         self.parts: list[SharedPart] = []
         self.size = 0
 
-    def has_room(self, size: int) -> bool:
+    def can_take(self, size: int) -> bool:
         most = self.key.batch or BLOCK_SIZE
         return len(self.parts) < most and self.size + size <= self.key.max_bytes
 
@@ -109,7 +109,7 @@ class SharedCommands:
         )
         size = len(msgspec.json.encode(part))
         shared, order = self._open.get(key), (pool, key.order_scope, request.ordering_key)
-        if shared is None or not shared.has_room(size) or shared.number < self._last.get(order, 0):
+        if shared is None or not shared.can_take(size) or shared.number < self._last.get(order, 0):
             shared = self._open[key] = _Shared(key, self._new_block(), len(self._all))
             self._all.append(shared)
         if request.ordering_key:

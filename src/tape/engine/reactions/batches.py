@@ -43,7 +43,7 @@ def split(tx: Transaction, task: Task, run: Run, now: int) -> None:
     """Give each message that a batch has failed a task of its own: to be tried alone, or as a dead letter.
 
     If the run of the batch failed as a whole, it is not known because of which message: each is tried alone, now. The
-    tasks have the place of the batch among the tasks of its ordering key.
+    tasks have the position of the batch among the tasks of its ordering key.
     """
     if run.status is RunStatus.CANCELLED:
         return

@@ -262,9 +262,9 @@ class Runtime:
     async def _linger(self, found: list[Delivery], batch: BatchSpec) -> None:
         """Add messages that arrive within `linger_ms`, until the batch is full or a limit is reached."""
         until = time.monotonic() + batch.linger_ms / 1_000
-        while (room := min(batch.max - len(found), self._left())) > 0 and not self._is_ending:
+        while (free := min(batch.max - len(found), self._left())) > 0 and not self._is_ending:
             left_s = until - time.monotonic()
-            allowed = self.limiter.allow(room).batch
+            allowed = self.limiter.allow(free).batch
             if left_s <= 0 or allowed == 0 or self._state() == "PAUSED":
                 return
             try:
