@@ -45,6 +45,7 @@ QUESTIONS = (
     "messages",
     "aggregate",
     "pools",
+    "weight",
     "beside",
 )
 # Wide enough for every table where the terminal does not say.

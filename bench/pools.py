@@ -79,22 +79,22 @@ async def _measure(url: str, flood: int, probes: int) -> tuple[dict[str, list[fl
     size = flood
     async with AsyncTapeClient(url) as client:
         await client.register_resource(PLAYBOOK)
-        with _worker(url, "shared"):
+        with worker(url, "shared"):
             await _probe(client, max(probes // 5, 2))
             waits[QUIET] = await _probe(client, probes)
             began = time.perf_counter()
             await _flood(client, "iot", flood)
             begun = flood / (time.perf_counter() - began)
             waits[WAITING] = await _probe(client, probes)
-            with _worker(url, "iot", 1):
-                await _until_left(client, "iot", flood - 1)
+            with worker(url, "iot", 1):
+                await until_left(client, "iot", flood - 1)
                 waits[PACED] = await _probe(client, probes, until=lambda: _left(client, "iot"))
-            with _worker(url, "iot"):
+            with worker(url, "iot"):
                 flood = await _left(client, "iot")
-                await _until_left(client, "iot", max(flood - 1, 0))
+                await until_left(client, "iot", max(flood - 1, 0))
                 began, left = time.perf_counter(), await _left(client, "iot")
                 waits[WORKING] = await _probe(client, probes, until=lambda: _left(client, "iot"))
-                await _until_left(client, "iot", 0)
+                await until_left(client, "iot", 0)
                 done = left / (time.perf_counter() - began)
             await _flood(client, "shared", size)
             waits[SAME] = await _probe(client, 1)
@@ -111,10 +111,10 @@ async def _measure(url: str, flood: int, probes: int) -> tuple[dict[str, list[fl
 async def _alone(client: AsyncTapeClient, url: str, size: int) -> float:
     """Runs a second that a worker carries to their end with nothing beside it, from the first one that it ends."""
     await _flood(client, "alone", size)
-    with _worker(url, "alone"):
-        await _until_left(client, "alone", size - 1)
+    with worker(url, "alone"):
+        await until_left(client, "alone", size - 1)
         began, left = time.perf_counter(), await _left(client, "alone")
-        await _until_left(client, "alone", 0)
+        await until_left(client, "alone", 0)
         return left / (time.perf_counter() - began)
 
 
@@ -131,7 +131,8 @@ async def _bare(client: AsyncTapeClient, calls: int) -> float:
 
 
 @contextlib.contextmanager
-def _worker(url: str, pool: str, slots: int = CONCURRENCY) -> Iterator[None]:
+def worker(url: str, pool: str, slots: int = CONCURRENCY) -> Iterator[None]:
+    """A worker process of a pool."""
     command = [TAPE, "worker", "--pool", pool, "-c", str(slots), "--url", url, "--log-level", "error"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
@@ -187,6 +188,7 @@ async def _left(client: AsyncTapeClient, pool: str) -> int:
     return stats.lag + stats.pending + stats.claimed
 
 
-async def _until_left(client: AsyncTapeClient, pool: str, left: int) -> None:
+async def until_left(client: AsyncTapeClient, pool: str, left: int) -> None:
+    """Wait until a pool has no more than so many tasks left."""
     while await _left(client, pool) > left:
         await asyncio.sleep(0.02)

@@ -39,6 +39,7 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
         "damage",
         "routing",
         "pools",
+        "weight",
         "beside",
         "--markdown",
         str(page),
@@ -75,6 +76,7 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
         "bare SQLite",
         "proof of a bearer token",
         "SQLite: POST /ingress, HMAC and directives",
+        "SQLite: batch of 100, summary",
     ],
 )
 def test_every_question_answers_with_its_table(questions_without_peers: tuple[str, str], row: str) -> None:

@@ -205,3 +205,32 @@ def test_messages_and_circuit_state_are_spooled_during_an_outage_of_the_server(
     assert waiting
     state = json.loads((tmp_path / folder / "control/circuit-state.json").read_text())
     assert state["default"]["phase"] == "open"
+
+
+BATCH_PLAYBOOK = """
+kind: Playbook
+metadata: {path: domain/ingest}
+workflow:
+  - step: judge
+    each: input.messages
+    tool:
+      kind: value
+      value: >-
+        {{ item.data.n == 3 && item.metadata.delivered == 1 ? 'retry' :
+        item.data.n == 4 ? 'dead_letter' : 'ok' }}
+output: {results: "{{ judge }}"}
+"""
+
+
+def test_a_batch_runs_once_and_only_its_failed_messages_come_again(rig: Rig, tmp_path: Path) -> None:
+    (tmp_path / "ingest.yaml").write_text(BATCH_PLAYBOOK)
+    batch = {"max": 10, "linger_ms": 200}
+    spec = write(tmp_path, rig, dispatch={"playbook": "domain/ingest", "batch": batch}, headers={})
+    feed(rig, 1, 2, 3, 4, 5)
+    done = tape("subscribe", str(spec), "--max-messages", "6", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = trail(tmp_path / "orders-events.jsonl")
+    outputs = [line["context"]["output"] for line in lines if line["event_type"] == "playbook.completed"]
+    assert outputs == [{"results": ["ok", "ok", "retry", "dead_letter", "ok"]}, {"results": ["ok"]}]
+    (dead,) = [line["context"] for line in lines if line["event_type"] == "subscription.message.dead_lettered"]
+    assert (dead["message_id"], dead["message"]["data"]) == ("4", {"n": 4})
