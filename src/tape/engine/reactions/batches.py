@@ -51,6 +51,13 @@ def split(tx: Transaction, task: Task, run: Run, now: int) -> None:
     detail = msgspec.json.decode(run.detail_json or "{}", type=_Detail)
     is_whole = run.status is not RunStatus.TERMINAL
     failed = [_Failed(index) for index in range(len(command.runs))] if is_whole else detail.failed
+    rows = tx.query(
+        "SELECT shard FROM tape_tasks WHERE reaction_id = ? AND source_global_seq = ? AND shard > 0",
+        task.reaction_id,
+        task.source_global_seq,
+    )
+    apart = {shard for (shard,) in rows}  # of an earlier end of the same run, which was retried
+    failed = [each for each in failed if each.index + 1 not in apart]
     if not failed:
         return
     is_held = task.downstream in downstreams.find_held(tx, {task.downstream} - {""})
