@@ -47,12 +47,12 @@ class Weight(NamedTuple):
 
 def run(options: Options) -> list[Table]:
     """Each way to record on a fresh database of each kind, and bare rows."""
-    messages = options.scaled(5_000, 200)
+    messages = options.scaled(1_000, 200)
     rows = []
     for kind in options.stores:
         for name, (fields, size) in CELLS.items():
             options.report(f"{TITLE}: {NAMES[kind]}, {name}")
-            number = messages if size > 1 else options.scaled(1_000, 20)
+            number = messages if size > 1 else options.scaled(60, 20)
             store = options.lab.fresh_store(kind)
             found = _measure(options, store, fields, size, number)
             rows.append(
