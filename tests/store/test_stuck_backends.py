@@ -142,5 +142,5 @@ async def test_an_append_into_a_circle_is_bounded_and_named_until_the_indexes_ar
                     continue
         assert stuck_backends(cluster) == []
         rebuild_indexes(open_database(url, migrate=False, create=False))
-        assert await journal.append([Draft(subject=LAST + "/more")]) == [ENTRIES + 2]
+        assert list(await journal.append([Draft(subject=LAST + "/more")])) == [ENTRIES + 2]
         assert _verify(open_database(url, migrate=False, create=False)).ok
