@@ -41,15 +41,16 @@ async def test_a_hold_that_no_runtime_renews_lapses(
     assert await release_stranded(server.database) == 0, "the hold is recent"
     assert await runs_claimed(client) == {}
     await hold(server, ago_ms=downstreams.HOLD_MS + 1)
-    assert await release_stranded(server.database) == len(due)
+    await release_stranded(server.database)  # as the server does itself when it starts, and every ten minutes
     assert set(await runs_claimed(client)) == {ids[position] for position in due}
 
 
 async def test_a_hold_that_is_renewed_goes_on(server: Server, client: AsyncTapeClient) -> None:
-    await hold(server, ago_ms=downstreams.HOLD_MS + 1)
+    await hold(server, ago_ms=downstreams.HOLD_MS - 60_000)
     await start_orders(client, "")
     await hold(server)
-    assert await release_stranded(server.database) == 0
+    in_two_minutes = now_ms() + 120_000
+    assert await server.database.write(lambda tx: downstreams.release_lapsed(tx, in_two_minutes)) == []
     assert await runs_claimed(client) == {}
 
 
@@ -58,7 +59,6 @@ async def test_tasks_that_a_runtime_did_not_come_to_release_are_found(server: Se
     ids = await start_orders(client, *[""] * 5)
     released = await server.database.write(lambda tx: downstreams.release(tx, SHOP, now_ms(), limit=2))
     assert len(released) == 2
-    before = server.metrics.tasks_stranded._value.get()
-    assert await release_stranded(server.database) == 3
-    assert server.metrics.tasks_stranded._value.get() == before + 3
+    await release_stranded(server.database)
+    assert server.metrics.tasks_stranded._value.get() == 3
     assert set(await runs_claimed(client)) == set(ids)

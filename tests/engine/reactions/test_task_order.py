@@ -87,9 +87,8 @@ async def test_a_task_that_waits_for_nothing_is_found_and_released(server: Serve
     ids = await start(client, "a", "a", "a")
     await server.database.write(lambda tx: tx.execute("DELETE FROM tape_tasks WHERE source_run_id = ?", ids[0]))
     assert await runs_claimed(client) == {}
-    assert await release_stranded(server.database) == 1
+    await release_stranded(server.database)  # the server does so itself every ten minutes, and when it starts
     assert list(await runs_claimed(client)) == [ids[1]]
-    assert await release_stranded(server.database) == 0
 
 
 @pytest.mark.parametrize("seed", range(3))
