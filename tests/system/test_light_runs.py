@@ -32,7 +32,7 @@ LOG = Path(__file__).with_name("acts.log")
 def ingest(payload: dict) -> dict:
     found = payload.get("messages") or [payload["message"]]
     with LOG.open("a") as log:
-        log.writelines(f"{each['data']['n']}\\\\n" for each in found)
+        log.writelines(f"{each['data']['n']}\\n" for each in found)
     # Every seventh message has to come twice.
     acts = LOG.read_text().split()
     numbers = [each["data"]["n"] for each in found]
