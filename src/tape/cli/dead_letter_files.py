@@ -14,7 +14,9 @@ from tape.proto import tape_pb2 as pb
 MAX_FILE_ITEMS = 10_000
 PREVIEW_BYTES = 500
 
-_RELAY = "Impossible here: only the relay has the sink. Send the entry message_id again from there."
+_RELAY = (
+    "Not by this command: only the relay has the sink. `tape relay --sink … --redrive FILE` delivers the file again."
+)
 _INGEST = "Run the ingest again with this row, once its reason is mended; a repeated row is written once."
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -16,6 +16,7 @@ from tape.model.message import check_body_format
 from tape.sinks.dead_letters import Policy
 from tape.sinks.metrics import RelayMetrics, RelayStatus
 from tape.sinks.names import open_sink
+from tape.sinks.redrive import redrive_dead_letters
 from tape.sinks.relay import run_outbox_relay
 
 EVERY_LINE_S = 10
@@ -54,6 +55,12 @@ def relay(
     concurrency: Annotated[int, typer.Option(help="Webhooks: number of runs delivered concurrently.")] = 1,
     body: Annotated[str, typer.Option(help="Body format: standard, expanded or cloudevents.")] = "standard",
     once: Annotated[bool, typer.Option(help="Exit after the entry that is the head at start.")] = False,
+    redrive: Annotated[
+        str,
+        typer.Option(
+            help="Deliver the dead letters of this file or subject to the sink again, then exit. Rejected ones stay."
+        ),
+    ] = "",
     metrics_listen: MetricsOption = "",
     http_allow: HttpAllowOption = None,
     url: UrlOption = DEFAULT_URL,
@@ -70,6 +77,12 @@ def relay(
         concurrency=concurrency,
         body=check_body_format(body),
     )
+    if redrive:
+        try:
+            _redrive(url, target, redrive)
+        finally:
+            target.close()
+        return
     metrics, line = RelayMetrics(), _StatusLine()
     try:
         if metrics_listen:
@@ -95,6 +108,14 @@ def relay(
     finally:
         line.end(metrics.status)
         target.close()
+
+
+def _redrive(url: str, sink: Any, location: str) -> None:
+    """Deliver dead letters again; exits with 1 if some of them stay."""
+    done = redrive_dead_letters(url, sink, location)
+    typer.echo(f"{done.delivered} delivered, {done.rejected} rejected again, {done.unreadable} not deliverable")
+    if done.rejected or done.unreadable:
+        raise typer.Exit(1)
 
 
 class _StatusLine:

@@ -246,8 +246,8 @@ class RelayOrigin(_JournalOrigin):
 
 
 _NOT_HERE = (
-    "Impossible here: only the relay has the sink. Its entry is in the journal under the number message_id; send that"
-    " again from there, then drop the dead letter."
+    "Not by the server: only the relay has the sink. `tape relay --sink … --redrive SUBJECT` delivers the letters of a"
+    " subject again."
 )
 
 
