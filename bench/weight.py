@@ -64,8 +64,9 @@ def run(options: Options) -> list[Table]:
         bare = _bare(options.lab.fresh_store(kind), messages)
         rows.append([f"{NAMES[kind]}: {BARE}", count(bare / messages), NOTHING, NOTHING])
     notes = [
-        f"{messages:,} messages of 30 bytes ({options.scaled(60, 20)} where each has a call), with the payload that a NATS"
-        " source gives, as a runtime sends them: 100 in one call, unless the row says otherwise; dedup off; one no-op step; one worker with 8 slots; each call is worked off before the next one",
+        f"{messages:,} messages of 30 bytes ({options.scaled(60, 20)} where each has a call), with the payload that a"
+        " NATS source gives, as a runtime sends them: 100 in one call, unless the row says otherwise; dedup off; one"
+        " no-op step; one worker with 8 slots; each call is worked off before the next one",
         "bytes: growth of the database per message, with all tables and indexes. SQLite: the file after a checkpoint."
         f" PostgreSQL: pg_total_relation_size after VACUUM, which also runs every {VACUUM_EVERY} messages as autovacuum"
         " does in the long run",
