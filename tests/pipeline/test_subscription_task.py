@@ -156,21 +156,31 @@ def test_a_task_that_cannot_write_reports_the_error_and_stops() -> None:
     assert unavailable.is_closed
 
 
+def register_playbook(store_url: str, path: str) -> None:
+    workflow = "workflow:\n  - {step: a, tool: {kind: value, value: 1}}\n"
+    content = f"kind: Playbook\nmetadata: {{path: {path}}}\n{workflow}"
+    transact(store_url, lambda tx: catalog.register(tx, Document(content)))
+
+
 def test_the_store_writer_writes_records_once(store_url: str) -> None:
-    playbook = (
-        "kind: Playbook\nmetadata: {path: domain/ingest_order}\nworkflow:\n"
-        "  - {step: a, tool: {kind: value, value: 1}}\n"
-    )
-    transact(store_url, lambda tx: catalog.register(tx, Document(playbook)))
+    register_playbook(store_url, "domain/ingest_order")
     rows = ("p:0", LogRange(0, 5), [message_at(offset) for offset in range(5)])
     first = run_task(StoreRecordWriter(store_url), rows, runtime={"batch": 2})
     again = run_task(StoreRecordWriter(store_url), rows, runtime={"batch": 3})
     assert (first.started, again.started, again.known) == (5, 0, 5)
-    rules = [{"header": "x", "controls": "dispatch.playbook", "allowed": ["domain/nowhere"]}]
-    bad = ("p:0", LogRange(5, 7), [message_at(5, x="domain/nowhere"), message_at(6)])
-    rejected = run_task(StoreRecordWriter(store_url), bad, headers={"directives": rules})
-    assert (rejected.started, rejected.dead) == (1, 1)
-    assert query_store_once(store_url, lambda reader: executed_ranges(reader, PATH)) == {"p:0": [(0, 7)]}
+
+
+def test_a_missing_playbook_holds_the_records_until_it_is_registered(store_url: str) -> None:
+    register_playbook(store_url, "domain/ingest_order")
+    rules = [{"header": "x", "controls": "dispatch.playbook", "allowed": ["domain/later"]}]
+    rows = ("p:0", LogRange(0, 2), [message_at(0, x="domain/later"), message_at(1)])
+    held = run_task(StoreRecordWriter(store_url), rows, headers={"directives": rules})
+    assert (held.started, held.dead, held.is_held) == (0, 0, True)
+    assert query_store_once(store_url, lambda reader: executed_ranges(reader, PATH)) == {}
+    register_playbook(store_url, "domain/later")
+    done = run_task(StoreRecordWriter(store_url), rows, headers={"directives": rules})
+    assert (done.started, done.dead, done.is_held) == (2, 0, False)
+    assert query_store_once(store_url, lambda reader: executed_ranges(reader, PATH)) == {"p:0": [(0, 2)]}
 
 
 def test_a_micro_batch_gives_each_partition_its_share() -> None:
