@@ -357,7 +357,7 @@ async def test_the_entries_of_another_tenant_in_a_run_are_not_read(database: Dat
 
     def record(reader: Reader) -> list[Any]:
         class Recorder:
-            dialect, lookup = reader.dialect, reader.lookup
+            dialect, lookup, damage = reader.dialect, reader.lookup, reader.damage
 
             def query(self, sql: str, *params: Any) -> list[Any]:
                 queries.append(sql)

@@ -47,7 +47,7 @@ CREATING = {
     "wallet set": ["alias"],
 }
 # They are tested below, or their store is another thing: where executors of Spark write directly.
-OTHERS = {"serve", "doctor", "restore", "pipeline run subscription"}
+OTHERS = {"serve", "doctor", "restore", "pipeline run subscription", "ingress test"}
 SOURCES = ("--store", "TAPE_STORE", "TAPE_DB", "TAPE_CONFIG", "tape.toml", "default")
 
 

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import re
+import select
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -183,6 +184,8 @@ class PostgresConnection(DatabaseConnection):
 
     @_call
     def _prepare(self, *, read_only: bool) -> None:
+        self._poll = select.poll()
+        self._poll.register(self._db.fileno(), select.POLLIN)
         postgres_arrays.register(self._db)
         self._cursor = self._db.cursor(binary=True)
         # A binary cursor takes one statement at a time; this one takes several in one round trip.
@@ -336,6 +339,19 @@ class PostgresConnection(DatabaseConnection):
     @_call
     def rollback_to_savepoint(self) -> None:
         self._script.execute("ROLLBACK TO operation; RELEASE operation", prepare=False)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the server has not ended this idle connection: what it sends then is the end, or a notice before it.
+
+        So a restart of PostgreSQL fails no call that comes after it.
+        """
+        try:
+            while self._poll.poll(0):
+                self._db.pgconn.consume_input()
+        except psycopg.Error:
+            return False
+        return self._db.pgconn.status == pq.ConnStatus.OK
 
     @property
     def in_transaction(self) -> bool:

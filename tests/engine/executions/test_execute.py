@@ -14,7 +14,7 @@ from tape.engine.executions.dedup import forget_claims
 from tape.engine.executions.execute import Attached, Dedup, ExecuteRequest, checked_request, execute, execute_batch
 from tape.engine.ledgers import runs
 from tape.engine.reactions import registry
-from tape.errors import InvalidInput, InvalidPayload, PlaybookNotFound, TapeError
+from tape.errors import InvalidInput, InvalidPayload, NotAPlaybook, PlaybookNotFound, TapeError
 from tape.model.dispatch_result import RunDispatchResult
 from tape.model.entry import COLUMNS, Entry
 from tape.model.event_types import EVENTS
@@ -136,7 +136,7 @@ async def test_a_batch_keeps_its_order_and_contains_its_failures(shop: Database)
     started = results[0]
     assert isinstance(started, RunDispatchResult)
     assert results[1] == RunDispatchResult("duplicate", started.execution_id)
-    assert [type(each) for each in results[2:5]] == [PlaybookNotFound, InvalidInput, InvalidPayload]
+    assert [type(each) for each in results[2:5]] == [PlaybookNotFound, NotAPlaybook, InvalidPayload]
     assert str(results[4]) == ('payload: order_id is 5; it must be a string; count is "many"; it must be an integer.')
     assert isinstance(results[6], InvalidInput)
     assert [each.outcome for each in (results[5], results[7]) if isinstance(each, RunDispatchResult)] == [
