@@ -66,10 +66,11 @@ async def rig_of(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
 async def fetch(source: Source, count: int, limit: int = 100) -> list[Delivery]:
     """So many messages, however many polls that takes."""
     found: list[Delivery] = []
-    for _ in range(5):
-        found += await source.poll(min(limit, count - len(found)), WAIT_S)
-        if len(found) >= count:
-            break
+    empty = 0
+    while len(found) < count and empty < 5:
+        more = await source.poll(min(limit, count - len(found)), WAIT_S)
+        found += more
+        empty += not more
     return found
 
 

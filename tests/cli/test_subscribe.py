@@ -224,7 +224,7 @@ output: {results: "{{ judge }}"}
 
 def test_a_batch_runs_once_and_only_its_failed_messages_come_again(rig: Rig, tmp_path: Path) -> None:
     (tmp_path / "ingest.yaml").write_text(BATCH_PLAYBOOK)
-    batch = {"max": 10, "linger_ms": 200}
+    batch = {"max": 5, "linger_ms": 2_000}
     spec = write(tmp_path, rig, dispatch={"playbook": "domain/ingest", "batch": batch}, headers={})
     feed(rig, 1, 2, 3, 4, 5)
     done = tape("subscribe", str(spec), "--max-messages", "6", cwd=tmp_path)

@@ -15,7 +15,8 @@ from tape.journal.proofs import OWN_CHECKS, find_lost_tail, find_unexpected
 from tape.journal.retention import prune
 from tape.journal.verifier import Check, verify
 from tape.model.chain import TEXTS, canonical, link
-from tape.model.entry import Draft
+from tape.model.checksum import checksum
+from tape.model.entry import COLUMNS, Draft
 from tape.store import Transaction
 from tape.store.tail import Tail, read_tail
 
@@ -46,7 +47,7 @@ async def tail_of(journal: Journal) -> Tail:
 
 
 def forge_tail(tx: Transaction, first: int) -> None:
-    """Rewrite the entries from one on, with chain values that fit."""
+    """Rewrite the entries from one on, with chain values and checksums that fit."""
     row = tx.one("SELECT chain FROM tape_journal WHERE global_seq = ?", first - 1)
     assert row is not None
     chain = bytes(row[0])
@@ -61,6 +62,9 @@ def forge_tail(tx: Transaction, first: int) -> None:
             chain,
             global_seq,
         )
+        row = tx.one(f"SELECT {','.join(COLUMNS)} FROM tape_journal WHERE global_seq = ?", global_seq)
+        assert row is not None
+        tx.execute("UPDATE tape_journal SET checksum = ? WHERE global_seq = ?", checksum(row), global_seq)
     tx.execute("UPDATE tape_head SET chain = ? WHERE id = 1", chain)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -43,7 +44,8 @@ async def test_deliveries_are_listed_with_their_outcome_newest_first(edge: Edge)
     assert (rejected["reason"], rejected["count"]) == ("bad_signature", 1)
     (duplicate,) = [each for each in found if each["outcome"] == "duplicate"]
     assert duplicate["execution_id"] == first
-    assert [each["at"] for each in found] == sorted((each["at"] for each in found), reverse=True)
+    times = [datetime.fromisoformat(each["at"]) for each in found]
+    assert times == sorted(times, reverse=True)
     assert "1234" not in str(found)
 
 

@@ -442,8 +442,10 @@ async def test_health_and_reflection_answer(server: Server) -> None:
 
 def test_the_service_has_every_rpc_of_the_contract_and_ours() -> None:
     service = pb.DESCRIPTOR.services_by_name["Tape"]
-    assert len(service.methods) == 51 + 20
-    assert {"Append", "AppendStream", "Follow", "GetHead", "ListRuns"} <= {method.name for method in service.methods}
+    assert len(service.methods) == 51 + 25
+    assert {"Append", "AppendStream", "Follow", "GetHead", "ListRuns", "RetryRuns", "ListDeadLetters"} <= {
+        method.name for method in service.methods
+    }
     assert len(pb.DESCRIPTOR.enum_types_by_name) == 8 + 1
 
 

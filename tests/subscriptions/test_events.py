@@ -30,6 +30,8 @@ ALL = [
     events.directives_applied(REF, PLAN, 99),
     events.deduplicated(REF, "k", 98, 99),
     events.rejected(REF, "bad_signature", 401, count=3),
+    events.handshake(REF, "slack"),
+    events.resent(REF, "m1", "98", "new", "ops"),
     events.received(REF, "nats", "m1", {"a": "1"}),
     events.rate_limited(REF, "dispatch_rate", None, 2),
     events.source_lost(REF, "nats", "connection refused"),

@@ -51,7 +51,8 @@ async def in_batches(
         left = [index for index in batch if lanes[index] not in stopped]
         sent = await send(left) if left else []
         for index, answer in zip(left, sent, strict=True):
-            if lanes[index] not in stopped:
+            # What a batch found out about a message stands; that its downstream is unavailable counts once for a lane.
+            if answer.has_run or answer.outcome == "rejected" or lanes[index] not in stopped:
                 answers[index] = answer
             if not answer.has_run:
                 stopped.add(lanes[index])
