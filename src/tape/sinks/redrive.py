@@ -22,7 +22,7 @@ from tape.sinks.dead_letters import dead_letter_of, write_dead_letters
 from tape.sinks.metrics import RelayMetrics
 
 BATCH = 512
-# A file is renamed while its letters are delivered, so that a running relay can go on writing to it.
+# A file is renamed while its dead letters are delivered, so that a running relay can go on writing to it.
 MOVED = ".redriving"
 
 
@@ -43,7 +43,7 @@ class DeadEntry(msgspec.Struct, frozen=True):
 
 
 class Redriven(NamedTuple):
-    """What became of dead letters: delivered, rejected again, or not deliverable: no letter, or its entry is gone."""
+    """What became of dead letters: delivered, rejected again, or not deliverable (its entry is gone)."""
 
     delivered: int = 0
     rejected: int = 0
@@ -57,8 +57,8 @@ class Redriven(NamedTuple):
 def redrive_dead_letters(url: str, sink: Any, location: str, metrics: RelayMetrics | None = None) -> Redriven:
     """Deliver the dead letters of a file or subject to a sink, in their order. Those that it rejects again stay.
 
-    Any other error of the sink is raised, and what was not delivered stays. A letter may be delivered twice if this is
-    interrupted: receivers deduplicate on the event id.
+    Any other error of the sink is raised, and what was not delivered stays. If this is interrupted, some may be
+    delivered twice: receivers deduplicate on the event id.
     """
     metrics = metrics or RelayMetrics()
     if location.startswith("/tape/"):
@@ -81,13 +81,13 @@ def _redrive_file(sink: Any, file: Path, metrics: RelayMetrics) -> Redriven:
 
 
 def _deliver_file(sink: Any, moved: Path, file: Path, metrics: RelayMetrics) -> Redriven:
-    """Deliver the letters of a renamed file. What stays goes back to the file before the renamed one is deleted."""
+    """Deliver the dead letters of a renamed file. What stays goes back before the file is deleted."""
     total, settled = Redriven(), 0
     try:
         for lines in _batches(moved):
-            letters = [(line, _decode(line)) for line in lines]
-            entries = [entry for _, entry in letters if entry is not None]
-            unreadable = [line for line, entry in letters if entry is None]
+            decoded = [(line, _decode(line)) for line in lines]
+            entries = [entry for _, entry in decoded if entry is not None]
+            unreadable = [line for line, entry in decoded if entry is None]
             errors = _publish(sink, entries, metrics)
             rejected = [
                 dead_letter_of(entry, errors[entry.global_seq]) for entry in entries if entry.global_seq in errors
@@ -106,34 +106,34 @@ def _deliver_file(sink: Any, moved: Path, file: Path, metrics: RelayMetrics) -> 
 
 
 def _redrive_subject(client: TapeClient, sink: Any, subject: str, metrics: RelayMetrics) -> Redriven:
-    """Deliver the entries that the letters of a subject name, as the journal has them.
+    """Deliver the entries that the dead letters of a subject name, as the journal has them.
 
-    Their copies in the letters are not used: a caller that may write to the subject could have forged one.
+    Their copies in the dead letters are not used: a caller that may write to the subject could have forged one.
     """
-    total, open_letters, head = Redriven(), _find_open(client), client.head()
-    if not open_letters:
+    total, open_numbers, head = Redriven(), _find_open(client), client.head()
+    if not open_numbers:
         return total
-    for batch in client.follow_batches(subject, from_global_seq=min(open_letters) - 1, skip_gaps=True):
-        for letter in batch.entries:
-            if letter.global_seq not in open_letters or letter.subject != subject:
+    for batch in client.follow_batches(subject, from_global_seq=min(open_numbers) - 1, skip_gaps=True):
+        for dead_letter in batch.entries:
+            if dead_letter.global_seq not in open_numbers or dead_letter.subject != subject:
                 continue
-            entry = _find_original(client, letter)
+            entry = _find_original(client, dead_letter)
             if entry is None:
                 total = total.plus(Redriven(unreadable=1))
             elif _publish(sink, [TenantEntry(entry) if head.several_tenants else entry], metrics):
                 total = total.plus(Redriven(rejected=1))
             else:
-                client.drop_dead_letters(ids=[f"relay/{letter.global_seq}"], reason="redriven by the relay")
+                client.drop_dead_letters(ids=[f"relay/{dead_letter.global_seq}"], reason="redriven by the relay")
                 total = total.plus(Redriven(delivered=1))
         if batch.position >= head.global_seq:
             break
     return total
 
 
-def _find_original(client: TapeClient, letter: Any) -> Any:
+def _find_original(client: TapeClient, dead_letter: Any) -> Any:
     """The entry that a dead letter names; None if it is not in the journal, or is another one."""
-    dead = _decode(letter.payload_json)
-    if dead is None or not 0 < dead.global_seq < letter.global_seq:
+    dead = _decode(dead_letter.payload_json)
+    if dead is None or not 0 < dead.global_seq < dead_letter.global_seq:
         return None
     for batch in client.follow_batches(from_global_seq=dead.global_seq - 1, skip_gaps=True):
         for entry in batch.entries:

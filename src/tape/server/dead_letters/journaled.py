@@ -246,8 +246,8 @@ class RelayOrigin(_JournalOrigin):
 
 
 _NOT_HERE = (
-    "Not by the server: only the relay has the sink. `tape relay --sink … --redrive SUBJECT` delivers the letters of a"
-    " subject again."
+    "Not by the server: only the relay has the sink. `tape relay --sink … --redrive SUBJECT` delivers the dead letters"
+    " of a subject again."
 )
 
 
