@@ -78,7 +78,10 @@ class FaultProxy:
         for link in list(self._links):
             link.is_dead = False
             link.reset()
-        while self._links and self._state != "refuses":
+        # Also connections that are being accepted: each has a task, and none may be left open.
+        while self._state != "refuses" and asyncio.all_tasks() - {asyncio.current_task()}:
+            for link in list(self._links):
+                link.reset()
             await asyncio.sleep(0.01)
         await _take_turns()  # transports of the last ones are closed
 
