@@ -15,7 +15,7 @@ help: ## Show this help
 serve: $(VENV)/.run ## Install into .venv and run the server (make serve ARGS="--store sqlite:other.db")
 	@$(BIN)/tape serve $(ARGS)
 
-test: $(VENV)/.dev lint ## Install what the tests need and run them all (about twelve minutes)
+test: $(VENV)/.dev lint ## Install what the tests need and run them all (about 25 minutes)
 	@failed=$$(mktemp); TAPE_FAILED_TESTS=$$failed $(BIN)/python -m pytest -n 3 $(ARGS) || $(BIN)/python scripts/rerun_failed.py $$failed
 
 lint: $(VENV)/.dev ## Check style, types and the layers of the packages
