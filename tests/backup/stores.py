@@ -9,6 +9,7 @@ import msgspec
 
 from tape.backup.writer import NOT_IN_SNAPSHOT
 from tape.journal.appender import append
+from tape.journal.key_index import TABLES as INDEX_TABLES
 from tape.model.entry import Draft, checked
 from tape.store import Transaction, open_database
 from tape.store.connection import DatabaseConnection
@@ -61,10 +62,11 @@ def fill_every_table(url: str) -> None:
 
 
 def read_tables(url: str) -> dict[str, list[tuple[Any, ...]]]:
-    """Every row of every table but the migrations."""
+    """Every row of every table but the migrations and the indexes, which are made from the journal."""
     connection = open_database(url).connect(read_only=True)
     try:
-        return {table: _rows(connection, table) for table in connection.tables() if table != "tape_migrations"}
+        left_out = ("tape_migrations", *INDEX_TABLES)
+        return {table: _rows(connection, table) for table in connection.tables() if table not in left_out}
     finally:
         connection.close()
 

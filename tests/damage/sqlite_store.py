@@ -15,6 +15,8 @@ from typing import Any
 import apsw
 
 from tape.client import AsyncTapeClient
+from tape.journal.index_check import rebuild_indexes
+from tape.store import open_database
 from tests.damage import byte_damage, sql_damage
 from tests.damage.store import Damage, Look, StoreCopy
 from tests.damage.truth import Truth, append_entries, load_truth, read_truth
@@ -25,11 +27,16 @@ WAL_HEADER, FRAME_HEADER = 32, 24
 # Entries after which an old copy of the file is kept, entries of the file at rest, and entries with those of the log.
 OLD, AT_REST, IN_LOG = 360, 500, 640
 OBJECTS = (
-    *("tape_journal", "tape_journal_subject", "tape_journal_run", "tape_journal_identity"),
+    *("tape_journal", "tape_journal_run", "tape_journal_subjects", "tape_journal_identities", "tape_journal_blocks"),
     *("tape_head", "tape_run_heads", "sqlite_schema", "others"),
 )
 # How often each target is damaged, relative to the others.
-WEIGHTS = {"tape_journal": 8, "tape_journal_subject": 3, "tape_journal_run": 5, "tape_journal_identity": 3} | {
+WEIGHTS = {
+    "tape_journal": 8,
+    "tape_journal_run": 5,
+    "tape_journal_subjects": 3,
+    "tape_journal_identities": 2,
+    "tape_journal_blocks": 1,
     "tape_head": 2,
     "tape_run_heads": 2,
     "sqlite_schema": 1,
@@ -65,6 +72,8 @@ class SqliteTemplate:
                     truth = await read_truth(client, acknowledged)
                 if name != "log":
                     assert server.terminate() == 0
+                    # So few entries would not be indexed yet.
+                    rebuild_indexes(open_database(f"sqlite:{work / 'tape.db'}", create=False))
             shutil.copytree(work, self._folder / name)
             truth.save(self._folder / f"{name}.truth")
             last = until

@@ -14,6 +14,7 @@ import pytest
 from tape.cli.verify import _verify
 from tape.errors import SchemaOutdated, StoreNotFound, StoreUnavailable
 from tape.journal.journal import Journal
+from tape.journal.key_index import index_entries, look_up_identities, look_up_subject
 from tape.model.entry import COLUMNS, Draft
 from tape.store import Database, open_database
 
@@ -46,6 +47,7 @@ async def write(path: Path) -> None:
                     for n in range(start, start + 30)
                 ]
             )
+        await database.write(lambda tx: index_entries(tx, 0))
 
 
 def read_all(database: Database) -> Iterator[Any]:
@@ -57,12 +59,9 @@ def read_all(database: Database) -> Iterator[Any]:
             sql = f"SELECT {_ALL} FROM tape_journal INDEXED BY tape_journal_run WHERE run_id = ? AND tenant = ?"
             yield reader.query(f"{sql} ORDER BY seq", f"run-{run}", "acme")
         for subject in range(SUBJECTS):
-            sql = f"SELECT {_ALL} FROM tape_journal INDEXED BY tape_journal_subject WHERE subject = ?"
-            yield reader.query(f"{sql} ORDER BY global_seq", f"/tape/order/created/{subject}")
+            yield look_up_subject(f"/tape/order/created/{subject}").select(reader, _ALL, 0, ENTRIES, ENTRIES)
         for session in range(3):
-            sql = f"SELECT {_ALL} FROM tape_journal INDEXED BY tape_journal_identity WHERE session <> ''"
-            sql += ' AND tenant = ? AND "user" = ? AND session = ? ORDER BY global_seq'
-            yield reader.query(sql, "acme", "u", f"s{session}")
+            yield look_up_identities([("acme", "u", f"s{session}")]).select(reader, _ALL, 0, ENTRIES, ENTRIES)
         for number in range(1, ENTRIES + 1):
             yield reader.query(f"SELECT {_ALL} FROM tape_journal WHERE global_seq = ?", number)
         yield reader.query("SELECT global_seq, chain, oldest, anchor FROM tape_head")

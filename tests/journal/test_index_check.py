@@ -9,8 +9,9 @@ import psycopg
 import pytest
 
 from tape.journal.findings import VerifyReport
-from tape.journal.index_check import _LOOKUP, INDEXES, _set, _unindexed_sql, indexes_of, rebuild_indexes
+from tape.journal.index_check import _LOOKUP, _set, _unindexed_sql, indexes_of, rebuild_indexes
 from tape.journal.journal import Journal
+from tape.journal.key_index import KEY_INDEXES, index_entries
 from tape.journal.verifier import verify
 from tape.model.entry import Draft
 from tape.store import open_database
@@ -32,11 +33,17 @@ async def fill(journal: Journal, count: int = 300) -> None:
             for n in range(count)
         ]
     )
+    if journal.database.dialect == "sqlite":
+        await journal.database.write(lambda tx: index_entries(tx, 0))
 
 
 def remove_from_index(path: Path, index: str, where: str) -> None:
-    """Rebuild an index without some entries: the table keeps them."""
+    """Remove some entries from an index: the table keeps them."""
     connection = apsw.Connection(str(path))
+    if index in [each.table for each in KEY_INDEXES]:
+        connection.execute(f"DELETE FROM {index} WHERE NOT ({where})")
+        connection.close()
+        return
     connection.execute("PRAGMA writable_schema=ON")
     # A partial index of the same columns has fewer entries; afterwards the schema calls it a full one.
     sql = connection.execute("SELECT sql FROM sqlite_schema WHERE name = ?", (index,)).fetchall()[0][0]
@@ -64,10 +71,10 @@ async def test_every_index_of_the_journal_is_compared(journal: Journal) -> None:
         else "SELECT indexname FROM pg_indexes WHERE tablename = 'tape_journal' AND schemaname = current_schema()"
     )
     names = {name for (name,) in await journal.database.read(lambda reader: reader.query(sql))}
-    assert names == {index.name for index in indexes_of(dialect)}
+    assert names == {index.name for index in indexes_of(dialect) if not index.is_table}
 
 
-@pytest.mark.parametrize("index", [index.name for index in INDEXES])
+@pytest.mark.parametrize("index", [index.name for index in indexes_of("sqlite")])
 async def test_an_entry_that_an_index_of_sqlite_lacks_is_named(sqlite_url: str, index: str) -> None:
     async with open_database(sqlite_url) as database:
         await fill(Journal(database))
@@ -107,24 +114,25 @@ async def test_an_entry_that_an_index_of_postgres_lacks_is_named(postgres: Postg
             assert (await database.read(verify)).ok
 
 
-async def test_an_entry_in_excess_of_an_index_is_named(sqlite_url: str) -> None:
+@pytest.mark.parametrize("index", [index.name for index in indexes_of("sqlite")])
+async def test_an_entry_in_excess_of_an_index_is_named(sqlite_url: str, index: str) -> None:
     async with open_database(sqlite_url) as database:
         await fill(Journal(database))
     connection = apsw.Connection(sqlite_url.removeprefix("sqlite:"))
-    # Entry 300 stays in the index of subjects, and the journal ends with 299 everywhere else.
+    # Entry 300 stays in the index, and the journal ends with 299 everywhere else.
     connection.execute("PRAGMA writable_schema=ON; CREATE TABLE copy AS SELECT sql FROM sqlite_schema WHERE name = 'x'")
-    sql, root = connection.execute(
-        "SELECT sql, rootpage FROM sqlite_schema WHERE name = 'tape_journal_subject'"
-    ).fetchall()[0]
-    connection.execute("DELETE FROM sqlite_schema WHERE name = 'tape_journal_subject'; PRAGMA writable_schema=RESET")
+    row = connection.execute("SELECT * FROM sqlite_schema WHERE name = ?", (index,)).fetchall()[0]
+    connection.execute("DELETE FROM sqlite_schema WHERE name = ?", (index,))
+    connection.execute("PRAGMA writable_schema=RESET")
     chain = connection.execute("SELECT chain FROM tape_journal WHERE global_seq = 299").fetchall()[0][0]
     connection.execute("DELETE FROM tape_journal WHERE global_seq = 300; DROP TABLE copy")
     connection.execute("UPDATE tape_head SET global_seq = 299, chain = ?", (chain,))
     connection.execute("UPDATE tape_run_heads SET seq = seq - 1 WHERE run_id = 'r2'")
+    for other in KEY_INDEXES:
+        if other.table != index:
+            connection.execute(f"DELETE FROM {other.table} WHERE global_seq = 300")
     connection.execute("PRAGMA writable_schema=ON")
-    connection.execute(
-        "INSERT INTO sqlite_schema VALUES ('index', 'tape_journal_subject', 'tape_journal', ?, ?)", (root, sql)
-    )
+    connection.execute("INSERT INTO sqlite_schema VALUES (?, ?, ?, ?, ?)", row)
     connection.execute("PRAGMA writable_schema=RESET")
     connection.close()
     reader = open_database(sqlite_url).connect(read_only=True)
@@ -132,6 +140,17 @@ async def test_an_entry_in_excess_of_an_index_is_named(sqlite_url: str) -> None:
     reader.close()
     assert {finding.problem for finding in report.findings} == {"index"}
     assert any("1 entries in excess" in finding.detail for finding in report.findings)
+
+
+async def test_a_block_that_the_list_of_blocks_lacks_is_named_and_can_be_rebuilt(sqlite_url: str) -> None:
+    async with open_database(sqlite_url) as database:
+        await fill(Journal(database), 300)
+        await database.write(lambda tx: tx.execute("INSERT INTO tape_journal_blocks VALUES (7, 200)"))
+        await database.write(lambda tx: tx.execute("DELETE FROM tape_journal_blocks WHERE block = 0"))
+        report = await database.read(verify)
+        assert (1, 200) in index_findings(report)
+        rebuild_indexes(database)
+        assert (await database.read(verify)).ok
 
 
 @pytest.mark.parametrize("sessions", [299, 10])

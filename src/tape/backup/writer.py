@@ -42,14 +42,16 @@ from tape.base.url_mask import mask_urls
 from tape.errors import BackupError, BackupLocationFailed, BackupMismatch, SchemaOutdated, StoreDamaged, TapeError
 from tape.journal.appender import Head, read_head
 from tape.journal.epochs import read_epochs
+from tape.journal.key_index import TABLES as INDEX_TABLES
 from tape.store import Database
 from tape.store.connection import DatabaseConnection
 from tape.store.migrations import applied_migrations, known_migrations, pending_migrations
 
 # The migration that gives a journal its id.
 CONTINUITY = 28
-# Tables that are not in a snapshot: the journal is in parts, and a restored store has migrations of its own.
-NOT_IN_SNAPSHOT = (JOURNAL, "tape_migrations")
+# Tables that are not in a snapshot: the journal is in parts, indexes are made from it, and a restored store has
+# migrations of its own.
+NOT_IN_SNAPSHOT = (JOURNAL, *INDEX_TABLES, "tape_migrations")
 # Entries that are left for the snapshot's transaction, and how often that is tried while others append.
 NEAR_ENTRIES = 10_000
 ROUNDS = 10

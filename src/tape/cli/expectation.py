@@ -11,9 +11,9 @@ from tape.base.extras import require_server_libraries
 from tape.errors import InvalidInput
 from tape.journal.findings import Finding
 from tape.journal.proofs import find_other_journal, find_unexpected
-from tape.journal.salvage import MAX_SEQ
 from tape.journal.verifier import Check
 from tape.model.chain import GENESIS
+from tape.model.entry import MAX_SEQ
 
 
 class Expectation(msgspec.Struct, frozen=True):

@@ -18,8 +18,9 @@ from tape.engine.reactions import registry
 from tape.engine.reactions.reaction import Reaction, check_reaction
 from tape.engine.reactions.tasks import Task
 from tape.journal.appender import Appender
+from tape.journal.key_index import look_up_subjects_below
 from tape.model import subject
-from tape.model.entry import Draft
+from tape.model.entry import MAX_SEQ, Draft
 from tape.model.reaction_states import HandlerKind, TaskStatus
 from tape.store import Transaction
 from tape.store.records import insert
@@ -114,15 +115,13 @@ def write_dead_letters(tx: Transaction, until_ms: int) -> int:
     )
     registry.register(tx, check_reaction(wanted))
     begin = until_ms - OUTAGE_AGO_MS
-    rows = tx.query(
-        "SELECT global_seq, run_id, seq, subject, payload_json, ts_ms, tenant FROM tape_journal"
-        " WHERE subject >= ? AND subject < ? AND ts_ms >= ? AND ts_ms < ? ORDER BY global_seq LIMIT ?",
-        f"/tape/effect/failed/{FAILING_TOOL}/",
-        f"/tape/effect/failed/{FAILING_TOOL}0",
-        begin,
-        begin + OUTAGE_MS,
-        MAX_DEAD_LETTERS,
+    failed = msgspec.structs.replace(
+        look_up_subjects_below(f"/tape/effect/failed/{FAILING_TOOL}"),
+        where="j.ts_ms >= ? AND j.ts_ms < ?",
+        where_params=(begin, begin + OUTAGE_MS),
     )
+    columns = "global_seq, run_id, seq, subject, payload_json, ts_ms, tenant"
+    rows = failed.select(tx, columns, 0, MAX_SEQ, MAX_DEAD_LETTERS)
     for global_seq, run_id, seq, about, payload, ts_ms, tenant in rows:
         dead_letter = Task(
             task_id=str(uuid.uuid5(uuid.NAMESPACE_OID, f"{REACTION}/{global_seq}")),

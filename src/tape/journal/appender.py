@@ -14,6 +14,7 @@ import msgspec
 
 from tape.base.clock import now_ms
 from tape.errors import StoreUnavailable
+from tape.journal.key_index import MAX_LAG, WATERMARK, index_entries
 from tape.model.chain import canonical, link
 from tape.model.checksum import checksum
 from tape.model.entry import COLUMNS, SYSTEM_TENANT, Draft, Entry
@@ -62,11 +63,12 @@ class Appender:
     def __init__(self, tx: Transaction) -> None:
         self._tx = tx
         row = tx.one(
-            f"SELECT {_HEAD_COLUMNS},"
+            f"SELECT {_HEAD_COLUMNS}, {WATERMARK[tx.dialect]},"
             " (SELECT count(*) FROM tape_tenant_aliases WHERE tenant = '') FROM tape_head WHERE id = 1"
         )
         assert row is not None, "the migration puts the head row there"
-        head = Head(*row[:-1])
+        head = Head(*row[:-2])
+        self._indexed = row[-2]
         # Once entries without a tenant belong to one, that tenant must not get what Tape writes for itself.
         self._own_tenant = SYSTEM_TENANT if row[-1] else ""
         self._journal_id, self.epoch = head.journal_id, head.epoch
@@ -286,6 +288,8 @@ class Appender:
             self._chain,
             self._ts_ms,
         )
+        if tx.dialect == "sqlite" and self._global_seq - self._indexed >= MAX_LAG:
+            index_entries(tx, self._indexed)
         tx.tail = Tail(self._journal_id, self.epoch, self._global_seq, self._chain)
         tx.announce(self._entries)
 

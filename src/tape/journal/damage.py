@@ -9,8 +9,9 @@ from __future__ import annotations
 import msgspec
 
 from tape.journal.appender import Appender
+from tape.journal.key_index import look_up_subject
 from tape.model import subject
-from tape.model.entry import Draft, checked
+from tape.model.entry import MAX_SEQ, Draft, checked
 from tape.model.gap import JournalGap
 from tape.store import Reader, Transaction
 
@@ -104,11 +105,6 @@ def _is_full(tx: Transaction) -> bool:
 
 
 def _journaled_within_hour(tx: Transaction, now_ms: int) -> int:
-    row = tx.one(
-        "SELECT count(*) FROM (SELECT ts_ms FROM tape_journal WHERE subject = ? ORDER BY global_seq DESC LIMIT ?)"
-        " AS latest WHERE ts_ms > ?",
-        subject.journal_damaged(),
-        MAX_ENTRIES_PER_HOUR,
-        now_ms - _HOUR_MS,
-    )
-    return int(row[0]) if row else 0
+    lookup = look_up_subject(subject.journal_damaged())
+    latest = lookup.select(tx, "ts_ms", 0, MAX_SEQ, MAX_ENTRIES_PER_HOUR, newest=True)
+    return sum(ts_ms > now_ms - _HOUR_MS for (ts_ms,) in latest)

@@ -21,7 +21,8 @@ from tape.store import Reader
 from tape.store.connection import Row
 
 # Every reader of entries selects these columns, so that `entries_of` can check them.
-SELECT = f"SELECT {','.join(COLUMNS)},checksum FROM tape_journal"
+ROW = f"{','.join(COLUMNS)},checksum"
+SELECT = f"SELECT {ROW} FROM tape_journal"
 
 ALTERED = "the entry is not what was written"
 UNREADABLE = "the entry cannot be read"

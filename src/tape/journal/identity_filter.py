@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice, product
 from typing import Any
 
 import msgspec
 
 from tape.store import Reader
+
+# Identities that are looked up in the index, each by itself.
+MAX_KEYS = 64
 
 
 class IdentityFilter(msgspec.Struct, frozen=True):
@@ -22,6 +26,14 @@ class IdentityFilter(msgspec.Struct, frozen=True):
         """Whether the index by identity leads straight to it."""
         axes = (self.tenants, self.users, self.sessions)
         return all(values is not None and len(values) == 1 for values in axes) and self.sessions != [""]
+
+    @property
+    def keys(self) -> list[tuple[str, str, str]] | None:
+        """Tenant, user and session of every identity, if they are few and the index by identity has them."""
+        if self.tenants is None or self.users is None or not self.sessions or not all(self.sessions):
+            return None
+        keys = list(islice(product(self.tenants, self.users, self.sessions), MAX_KEYS + 1))
+        return keys if len(keys) <= MAX_KEYS else None
 
     @property
     def is_tenant_only(self) -> bool:

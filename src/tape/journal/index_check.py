@@ -1,6 +1,7 @@
 """Comparison of the journal's indexes with its table, in both directions.
 
 Every entry is looked up through each index, as readers do, and each index must have as many entries as the table.
+Some indexes of SQLite are tables of their own (`key_index.py`), which have the entries up to their watermark.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import msgspec
 
 from tape.errors import BackendCrashed, BackendStuck, StoreBusy
 from tape.journal.findings import Finding
+from tape.journal.key_index import BLOCK_BITS, KEY_INDEXES, WATERMARK, rebuild_key_indexes
 from tape.journal.salvage import UNAVAILABLE, describe, read_windows
-from tape.store import Database, Reader
+from tape.store import Database, Reader, Transaction
 from tape.store.connection import Dialect
 
 # Entries in one statement, and blocks of 8 KiB where the table is read in the order of the file.
@@ -34,11 +36,15 @@ REMEDY = "the table is not affected; rebuild it: tape verify --repair-indexes"
 
 
 class JournalIndex(msgspec.Struct, frozen=True):
-    """An index of the table of entries: its columns, and the column that is not empty in what a partial one has."""
+    """An index of the table of entries: its columns, and the column that is not empty in what a partial one has.
+
+    `is_table` says that it is a table of its own.
+    """
 
     name: str
     columns: tuple[str, ...]
     partial_on: str = ""
+    is_table: bool = False
 
     @property
     def condition(self) -> str:
@@ -51,12 +57,17 @@ class JournalIndex(msgspec.Struct, frozen=True):
         return f"is not in the index {self.name}; {REMEDY}"
 
 
-INDEXES = (
-    JournalIndex("tape_journal_run", ("run_id", "tenant", "seq")),
+_RUNS = JournalIndex("tape_journal_run", ("run_id", "tenant", "seq"))
+_SQLITE_INDEXES = (
+    _RUNS,
+    *(JournalIndex(each.table, (*each.columns, "global_seq"), each.partial_on, is_table=True) for each in KEY_INDEXES),
+)
+_POSTGRES_INDEXES = (
+    JournalIndex("tape_journal_pkey", ("global_seq",)),
+    _RUNS,
     JournalIndex("tape_journal_subject", ("subject", "global_seq")),
     JournalIndex("tape_journal_identity", ("tenant", '"user"', "session", "global_seq"), "session"),
 )
-_PRIMARY_KEY = JournalIndex("tape_journal_pkey", ("global_seq",))
 # How PostgreSQL is made to look up through indexes, and to count without them.
 _LOOKUP = {
     "enable_seqscan": "off",
@@ -71,7 +82,7 @@ _SETTINGS = sorted({*_LOOKUP, *_SCAN})
 
 def indexes_of(dialect: Dialect) -> tuple[JournalIndex, ...]:
     """The indexes that a dialect has beside the table: the table of SQLite is the tree of its primary key."""
-    return INDEXES if dialect == "sqlite" else (_PRIMARY_KEY, *INDEXES)
+    return _SQLITE_INDEXES if dialect == "sqlite" else _POSTGRES_INDEXES
 
 
 def find_unindexed(reader: Reader, first: int, last: int) -> Iterator[Finding]:
@@ -93,8 +104,8 @@ def check_indexes(reader: Reader, oldest: int, head: int, *, is_complete: bool) 
     try:
         if reader.dialect == "sqlite":
             yield from find_unindexed(reader, oldest, head)
-            for index in INDEXES if is_complete else ():
-                yield from _compare_counts(reader, index)
+            for index in indexes_of("sqlite") if is_complete else ():
+                yield from _compare_counts(reader, index, oldest)
             return
         for index in indexes_of(reader.dialect):
             yield from _check_in_postgres(reader, index, oldest, head, is_complete=is_complete)
@@ -110,9 +121,11 @@ def rebuild_indexes(database: Database) -> None:
         connection.begin()  # within the limits of time: a process that keeps the lock without an end is named
         try:
             connection.lift_time_limits()
-            connection.run_script(
-                "REINDEX tape_journal" if database.dialect == "sqlite" else "REINDEX TABLE tape_journal"
-            )
+            if database.dialect == "sqlite":
+                connection.run_script("REINDEX tape_journal")
+                rebuild_key_indexes(Transaction(connection))
+            else:
+                connection.run_script("REINDEX TABLE tape_journal")
             connection.commit()
         except BaseException:
             connection.rollback()
@@ -182,6 +195,12 @@ def _unindexed_sql(index: JournalIndex, dialect: Dialect, first: int, last: int,
     ours = ", ".join(f"a.{column}" for column in index.columns)
     theirs = ", ".join(f"b.{column}" for column in index.columns)
     extra = f" AND b.{index.condition}" if index.condition else ""
+    if index.is_table:
+        keys = " AND ".join(f"i.{column} = a.{column}" for column in index.columns)
+        source = f"tape_journal_blocks AS b CROSS JOIN {index.name} AS i ON i.block = b.block"
+        found = f"EXISTS (SELECT 1 FROM {source} WHERE b.block = a.global_seq >> {BLOCK_BITS} AND {keys})"
+        where = f"{where} AND a.global_seq <= {WATERMARK['sqlite']}"
+        return f"SELECT a.global_seq FROM tape_journal AS a NOT INDEXED WHERE {where} AND {wanted}NOT {found}"
     if dialect == "sqlite":
         keys = " AND ".join(f"b.{column} = a.{column}" for column in (*index.columns, "global_seq"))
         found = f"EXISTS (SELECT 1 FROM tape_journal AS b INDEXED BY {index.name} WHERE {keys}{extra})"
@@ -277,10 +296,10 @@ def _numbers_in_blocks(reader: Reader, first: int, last: int) -> list[tuple[int,
     return ranges
 
 
-def _compare_counts(reader: Reader, index: JournalIndex) -> Iterator[Finding]:
+def _compare_counts(reader: Reader, index: JournalIndex, oldest: int) -> Iterator[Finding]:
     """Entries of an index of SQLite that the table does not have."""
     try:
-        surplus = _surplus(reader, index)
+        surplus = _surplus(reader, index, oldest)
     except UNAVAILABLE:
         raise
     except Exception as error:
@@ -290,11 +309,14 @@ def _compare_counts(reader: Reader, index: JournalIndex) -> Iterator[Finding]:
         yield Finding(0, "index", f"the index {index.name} has {surplus} entries in excess; {REMEDY}")
 
 
-def _surplus(reader: Reader, index: JournalIndex) -> int:
+def _surplus(reader: Reader, index: JournalIndex, oldest: int) -> int:
     where = f"WHERE {index.condition}" if index.condition else ""
+    indexed = f"tape_journal INDEXED BY {index.name} {where}"
+    if index.is_table:  # it keeps pruned entries until their whole block is pruned
+        indexed = f"{index.name} WHERE global_seq >= {oldest}"
+        where = f"{where} {'AND' if where else 'WHERE'} global_seq <= {WATERMARK['sqlite']}"
     row = reader.one(
-        f"SELECT (SELECT count(*) FROM tape_journal INDEXED BY {index.name} {where}),"
-        f" (SELECT count(*) FROM tape_journal NOT INDEXED {where})"
+        f"SELECT (SELECT count(*) FROM {indexed}), (SELECT count(*) FROM tape_journal NOT INDEXED {where})"
     )
     return max(row[0] - row[1], 0) if row else 0
 

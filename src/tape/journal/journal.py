@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from itertools import islice
 
 import msgspec
@@ -15,7 +16,7 @@ from tape.journal.appender import Appender, Head, read_head
 from tape.model.entry import MAX_PAYLOAD_BYTES, Draft, check_id, checked
 from tape.model.principal import Principal, current_principal
 from tape.model.reserved import is_reserved, refuse_reserved
-from tape.store import Database, Transaction
+from tape.store import Database, Reader, Transaction
 
 # Size of an entry without its payload, for the limits of the writer.
 ENTRY_OVERHEAD_BYTES = 512
@@ -23,6 +24,11 @@ ENTRY_OVERHEAD_BYTES = 512
 DRAFTS_AT_ONCE = 64
 # A repeated request is recognized for this long.
 REQUEST_RETENTION_MS = 24 * 3600 * 1000
+# Records of requests that are looked through in one statement.
+REQUESTS_AT_ONCE = 10_000
+
+# Request id and tenant.
+_RequestKey = tuple[str, str]
 
 
 Screen = Callable[[Sequence[Draft]], Awaitable[list[Draft]]]
@@ -273,10 +279,42 @@ class _Answered(msgspec.Struct, frozen=True):
         return self.global_seqs
 
 
-def delete_expired_requests(tx: Transaction) -> int:
-    """Delete the records of requests older than 24 hours; how many."""
+async def delete_expired_requests(database: Database) -> int:
+    """Delete the records of requests older than 24 hours; how many.
+
+    No index leads to them, because each append would pay for it: the records are read in slices, beside the writer.
+    """
     before = now_ms() - REQUEST_RETENTION_MS
-    return tx.execute("DELETE FROM tape_append_requests WHERE ts_ms < ?", before)
+    removed = 0
+    first: _RequestKey = ("", "")
+    while True:
+        last, has_expired = await database.read(partial(_read_slice, first=first, before=before))
+        if has_expired:
+            removed += await database.write(partial(_delete_slice, first=first, last=last, before=before))
+        if last is None:
+            return removed
+        first = last
+
+
+_SLICE = "(request_id, tenant) > (?, ?) AND (request_id, tenant) <= (?, ?) AND ts_ms < ?"
+_WHOLE_REST = "(request_id, tenant) > (?, ?) AND ts_ms < ?"
+
+
+def _read_slice(reader: Reader, first: _RequestKey, before: int) -> tuple[_RequestKey | None, bool]:
+    """The last key of a slice of records, None if it is the last slice, and whether one of them has expired."""
+    sql = (
+        "SELECT request_id, tenant FROM tape_append_requests WHERE (request_id, tenant) > (?, ?)"
+        " ORDER BY request_id, tenant LIMIT 1 OFFSET ?"
+    )
+    last = reader.one(sql, *first, REQUESTS_AT_ONCE - 1)
+    condition, params = (_SLICE, (*first, *last)) if last else (_WHOLE_REST, first)
+    found = reader.one(f"SELECT 1 FROM tape_append_requests WHERE {condition} LIMIT 1", *params, before)
+    return (last[0], last[1]) if last else None, found is not None
+
+
+def _delete_slice(tx: Transaction, first: _RequestKey, last: _RequestKey | None, before: int) -> int:
+    condition, params = (_SLICE, (*first, *last)) if last else (_WHOLE_REST, first)
+    return tx.execute(f"DELETE FROM tape_append_requests WHERE {condition}", *params, before)
 
 
 def _find_answers(tx: Transaction, request_ids: list[str]) -> dict[tuple[str | None, str], _Answered]:

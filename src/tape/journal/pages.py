@@ -10,18 +10,18 @@ import msgspec
 from tape.errors import ArchiveDamaged, CursorExpired, StoreDamaged
 from tape.journal.appender import Head, read_head
 from tape.journal.damage import DamagedRange, read_damage_between
-from tape.journal.entries import SELECT, entries_of
+from tape.journal.entries import ROW, SELECT, entries_of
 from tape.journal.epochs import Holes
 from tape.journal.history import Archive, ArchivedPart, EntryFilter, History
 from tape.journal.holes import find_missing
 from tape.journal.identity_filter import IdentityFilter
-from tape.journal.ranges import fetch_in_order, join_gaps, read_range
+from tape.journal.key_index import look_up_identities
+from tape.journal.ranges import Fetch, fetch_in_order, join_gaps, read_range
 from tape.journal.reader import position_before
 from tape.model.entry import Entry
 from tape.model.gap import GapReason, JournalGap
 from tape.model.grants import Grants
 from tape.store import Reader
-from tape.store.connection import Row
 
 # Entries looked at for one page; a rare type may need several calls.
 MAX_EXAMINED = 50_000
@@ -94,17 +94,13 @@ def list_entries(reader: Reader, query: EntryQuery) -> EntryPage:
     high = head.global_seq if query.until_ms is None else position_before(reader, query.until_ms)
     if query.before_seq:
         high = min(high, query.before_seq - 1)
-    condition, params = query.identity.condition(reader)
-    if query.runs:
-        among, runs = reader.is_any("run_id", query.runs)
-        condition, params = f"{condition} AND {among}", [*params, runs]
     found: list[Entry] = []
     gaps: list[JournalGap] = []
     examined, top = 0, high
     numbers: list[int] | None = None if query.runs or query.identity != IdentityFilter() else []
     step = STEP if query.has_filter else query.limit + 1
     while high > low and examined < MAX_EXAMINED:
-        entries, damaged, high = _read_down(reader, head, condition, params, low, high, step)
+        entries, damaged, high = _read_down(reader, head, query, low, high, step)
         examined += max(len(entries), step if damaged else 0)
         gaps += damaged
         if numbers is not None:
@@ -153,25 +149,32 @@ def _reason_of(damage: DamagedRange) -> GapReason:
     return "missing" if damage.problem == "missing" else "damaged"
 
 
+def _fetch_newest(reader: Reader, query: EntryQuery, *, by_index: bool = True) -> Fetch:
+    """Reads the newest entries of a range that are of the identity and the runs; they are in order."""
+    if by_index and query.identity.keys and not query.runs:
+        lookup = look_up_identities(query.identity.keys)
+        return lambda after, until, limit: lookup.select(reader, ROW, after, until, limit, newest=True)[::-1]
+    condition, params = query.identity.condition(reader, by_index=by_index)
+    if query.runs:
+        among, runs = reader.is_any("run_id" if by_index else "(run_id || '')", query.runs)
+        condition, params = f"{condition} AND {among}", [*params, runs]
+    sql = f"{SELECT} WHERE {condition} AND global_seq > ? AND global_seq <= ? ORDER BY global_seq DESC LIMIT ?"
+    return lambda after, until, limit: reader.query(sql, *params, after, until, limit)[::-1]
+
+
 def _read_down(
-    reader: Reader, head: Head, condition: str, params: Sequence[object], low: int, high: int, step: int
+    reader: Reader, head: Head, query: EntryQuery, low: int, high: int, step: int
 ) -> tuple[list[Entry], list[JournalGap], int]:
     """The newest entries of a range, newest first, gaps among them, and where the range before them ends."""
-    where = f"{SELECT} WHERE {condition} AND global_seq > ? AND global_seq <= ? ORDER BY global_seq"
-
-    def fetch_newest(after: int, until: int, limit: int) -> list[Row]:
-        return reader.query(f"{where} DESC LIMIT ?", *params, after, until, limit)[::-1]
-
     try:
-        rows = fetch_in_order(fetch_newest, low, high, step)[::-1]
+        rows = fetch_in_order(_fetch_newest(reader, query), low, high, step)[::-1]
     except StoreDamaged:
         low = position = max(low, high - STEP)
+        scan = _fetch_newest(reader, query, by_index=False)
         found: list[Entry] = []
         gaps: list[JournalGap] = []
         while position < high:
-            part = read_range(
-                reader, head, lambda *bounds: reader.query(f"{where} LIMIT ?", *params, *bounds), position, high, STEP
-            )
+            part = read_range(reader, head, scan, position, high, STEP)
             found, gaps, position = found + part.entries, gaps + part.gaps, part.position
         return found[::-1], gaps, low
     entries, gaps = entries_of(reader, rows)

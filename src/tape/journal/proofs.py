@@ -15,8 +15,10 @@ import msgspec
 from tape.journal.appender import read_head
 from tape.journal.epochs import Epoch
 from tape.journal.findings import Finding
+from tape.journal.key_index import look_up_subject
 from tape.journal.verifier import Check, VerifyContext
 from tape.model import subject
+from tape.model.entry import MAX_SEQ
 from tape.store import Reader
 from tape.store.tail import Tail, find_loss
 
@@ -134,11 +136,8 @@ def _find_forged_epoch(reader: Reader, epoch: Epoch) -> Iterator[Finding]:
 
 
 def _entries(reader: Reader, name: str, oldest: int) -> list[tuple[Any, ...]]:
-    sql = (
-        "SELECT global_seq, payload_json FROM tape_journal WHERE subject = ? AND global_seq >= ?"
-        f" ORDER BY global_seq DESC LIMIT {MAX_LOOKED_AT}"
-    )
-    return reader.query(sql, name, oldest)
+    lookup = look_up_subject(name)
+    return lookup.select(reader, "global_seq, payload_json", oldest - 1, MAX_SEQ, MAX_LOOKED_AT, newest=True)
 
 
 def _facts(payload: object) -> dict[str, Any]:

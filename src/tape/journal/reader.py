@@ -12,8 +12,9 @@ import msgspec
 
 from tape.errors import CursorBeyondHead, CursorExpired, StoreDamaged
 from tape.journal.appender import Head, read_head
-from tape.journal.entries import SELECT
+from tape.journal.entries import ROW, SELECT
 from tape.journal.epochs import NO_HOLES, Holes, read_holes
+from tape.journal.key_index import look_up_identities, look_up_subject, look_up_subjects_below
 from tape.journal.ranges import WINDOW, Fetch, Found, join_gaps, read_indexed, read_range, read_through
 from tape.journal.run_holes import RunHoles
 from tape.model.entry import Entry
@@ -134,6 +135,8 @@ class SubjectCursor:
         self._selection = selection
         self._pattern = selection.pattern
         self._is_everything = selection.is_everything
+        look_up = look_up_subject if selection.pattern.is_literal else look_up_subjects_below
+        self._lookup = look_up(selection.pattern.prefix)
         self._limit = BatchLimit()
 
     def read(self, reader: Reader, after: int) -> Slice:
@@ -145,7 +148,9 @@ class SubjectCursor:
         if self._pattern.matches_everything:
             found = read_through(reader, head, after, limit)
         elif head.global_seq - after > WINDOW and self._is_sparse(reader):
-            found = read_indexed(reader, head, self._look_up(reader), after, limit, self._is_in_range)
+            found = read_indexed(
+                reader, head, partial(self._lookup.select, reader, ROW), after, limit, self._is_in_range
+            )
         else:
             found = read_range(reader, head, self._scan(reader), after, min(head.global_seq, after + WINDOW), limit)
         self._limit.adapt(found.entries)
@@ -156,27 +161,13 @@ class SubjectCursor:
             return True
         if reader.damage.avoids_indexes:
             return False
-        condition, params = self._subject_condition("subject")
-        sql = f"SELECT count(*) FROM (SELECT 1 FROM tape_journal WHERE {condition} LIMIT ?) AS few"
         try:
-            count = reader.one(sql, *params, SPARSE + 1)
+            return self._lookup.count(reader, SPARSE + 1) <= SPARSE
         except StoreDamaged:  # the index is
             return False
-        return count is not None and count[0] <= SPARSE
-
-    def _look_up(self, reader: Reader) -> Fetch:
-        condition, params = self._subject_condition("subject")
-        # Under one subject the index is in the order wanted. Over a range of subjects it is not, and the
-        # sign keeps planners from scanning the journal in order instead of sorting a few numbers.
-        number = "global_seq" if self._pattern.is_literal else "+global_seq"
-        sql = (
-            f"{SELECT} WHERE global_seq IN (SELECT global_seq FROM tape_journal WHERE {condition}"
-            f" AND {number} > ? AND {number} <= ? ORDER BY {number} LIMIT ?) ORDER BY global_seq"
-        )
-        return lambda after, until, limit: reader.query(sql, *params, after, until, limit)
 
     def _scan(self, reader: Reader) -> Fetch:
-        # The concatenation keeps planners from the subject's index: the window is short already.
+        # The concatenation keeps PostgreSQL from the subject's index: the window is short already.
         condition, params = self._subject_condition("(subject || '')")
         sql = f"{SELECT} WHERE {condition} AND global_seq > ? AND global_seq <= ? ORDER BY global_seq LIMIT ?"
         return lambda after, until, limit: reader.query(sql, *params, after, until, limit)
@@ -198,16 +189,13 @@ class ExactCursor:
 
     def __init__(self, subjects: Sequence[str]) -> None:
         self._subjects = subjects
+        self._lookup = look_up_subject(*subjects)
         self._limit = BatchLimit()
 
     def read(self, reader: Reader, after: int) -> Slice:
         head = read_head(reader)
         check_cursor(after, head)
-        condition = "subject = ? AND global_seq > ? AND global_seq <= ? ORDER BY global_seq LIMIT ?"
-
-        def fetch(low: int, high: int, limit: int) -> list[Row]:
-            return merge(reader, condition, [(subject, low, high, limit) for subject in self._subjects], limit)
-
+        fetch = partial(self._lookup.select, reader, ROW)
         found = read_indexed(reader, head, fetch, after, self._limit.value, self._matches)
         self._limit.adapt(found.entries)
         return to_slice(head, found)
@@ -355,22 +343,24 @@ class IdentityCursor:
     def read(self, reader: Reader, after: int) -> Slice:
         head = read_head(reader)
         check_cursor(after, head)
-        condition, is_indexed = identity_condition(self._identity)
-
-        def fetch(low: int, high: int, limit: int) -> list[Row]:
-            return merge(
-                reader,
-                f"{condition} AND global_seq > ? AND global_seq <= ? ORDER BY global_seq LIMIT ?",
-                [(*triple, low, high, limit) for triple in self._identity.triples],
-                limit,
-            )
-
-        if is_indexed:
-            found = read_indexed(reader, head, fetch, after, self._limit.value, self._identity.matches)
-        else:
-            found = read_range(reader, head, fetch, after, min(head.global_seq, after + WINDOW), self._limit.value)
+        limit, identity = self._limit.value, self._identity
+        if identity.session:
+            fetch = partial(look_up_identities(identity.triples).select, reader, ROW)
+            found = read_indexed(reader, head, fetch, after, limit, identity.matches)
+        else:  # most journals without identities would pay for an index of entries without a session
+            until = min(head.global_seq, after + WINDOW)
+            found = read_range(reader, head, partial(_scan_sessionless, reader, identity), after, until, limit)
         self._limit.adapt(found.entries)
         return to_slice(head, found)
+
+
+def _scan_sessionless(reader: Reader, identity: EntryIdentity, after: int, until: int, limit: int) -> list[Row]:
+    return merge(
+        reader,
+        'tenant = ? AND "user" = ? AND session = ? AND global_seq > ? AND global_seq <= ? ORDER BY global_seq LIMIT ?',
+        [(*triple, after, until, limit) for triple in identity.triples],
+        limit,
+    )
 
 
 class _OwnRunCursor(RunCursor):
@@ -391,13 +381,6 @@ def open_identity_cursor(identity: EntryIdentity | None, run_id: str = "") -> Cu
     if identity is None:
         return open_cursor(Selection(EVERYTHING.pattern, run_id))
     return _OwnRunCursor(identity, run_id) if run_id else IdentityCursor(identity)
-
-
-def identity_condition(identity: EntryIdentity) -> tuple[str, bool]:
-    """The condition for entries of one identity (its parameters are the three), and whether an index has them."""
-    condition = 'tenant = ? AND "user" = ? AND session = ?'
-    # Entries without a session are not in the index: most journals without identities would pay for nothing.
-    return (f"{condition} AND session <> ''", True) if identity.session else (condition, False)
 
 
 def checked_cursor(after: int, head: Head, holes: Holes = NO_HOLES) -> int:

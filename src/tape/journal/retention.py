@@ -10,6 +10,7 @@ from tape.errors import InvalidInput
 from tape.journal.appender import append, read_head
 from tape.journal.damage import clear_damage
 from tape.journal.epochs import read_epochs
+from tape.journal.key_index import drop_blocks
 from tape.journal.reader import position_before
 from tape.model import subject
 from tape.model.entry import Draft, checked
@@ -68,6 +69,7 @@ def _remove_chunk(tx: Transaction, end: int) -> tuple[int, int]:
     row = tx.one("SELECT chain FROM tape_journal WHERE global_seq < ? ORDER BY global_seq DESC LIMIT 1", oldest)
     anchor = row[0] if row else before.anchor
     removed = tx.execute("DELETE FROM tape_journal WHERE global_seq < ?", oldest)
+    drop_blocks(tx, oldest)
     tx.execute("DELETE FROM tape_entry_causes WHERE global_seq < ?", oldest)
     clear_damage(tx, before.oldest, oldest - 1)
     tx.execute("UPDATE tape_head SET oldest = ?, anchor = ? WHERE id = 1", oldest, anchor)

@@ -22,7 +22,6 @@ WINDOW = 2_000
 WINDOW_BYTES = 16 << 20
 # Not damage: the store cannot be asked at present.
 UNAVAILABLE = (StoreUnavailable, StoreBusy, StoreFull)
-MAX_SEQ = (1 << 63) - 1
 
 _TEXTS = ",".join(f'"{name}"' for name in TEXTS)
 _SELECT = f"SELECT global_seq, seq, ts_ms, schema_version, {_TEXTS}, chain FROM tape_journal"

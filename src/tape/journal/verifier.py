@@ -14,8 +14,9 @@ from tape.journal.epochs import Epoch, read_epochs
 from tape.journal.findings import Finding, Problem, VerifyReport
 from tape.journal.index_check import REMEDY, check_indexes
 from tape.journal.run_head_check import find_high_run_heads, find_low_run_heads
-from tape.journal.salvage import MAX_SEQ, UNAVAILABLE, DamagedRow, describe, read_entries
+from tape.journal.salvage import UNAVAILABLE, DamagedRow, describe, read_entries
 from tape.model.chain import CHAIN_BYTES, GENESIS
+from tape.model.entry import MAX_SEQ
 from tape.store import Reader
 
 __all__ = ["ChainWalk", "Check", "Finding", "Problem", "VerifyContext", "VerifyReport", "verify"]

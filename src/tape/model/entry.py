@@ -82,6 +82,8 @@ def type_of(kind: str, subject: str) -> str:
     return f"{kind}.{verb}" if verb else kind
 
 
+# The highest number that a database can store.
+MAX_SEQ = (1 << 63) - 1
 # The columns of tape_journal in the order of Entry's fields.
 COLUMNS = tuple('"user"' if name == "user" else name for name in Entry.__struct_fields__)
 

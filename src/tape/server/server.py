@@ -47,6 +47,7 @@ from tape.errors import ArchiveDamaged, ArchiveUnreachable, TapeError
 from tape.journal.appender import read_head
 from tape.journal.epochs import close_cut
 from tape.journal.journal import Journal, delete_expired_requests
+from tape.journal.key_index import read_watermark
 from tape.server.access import Access
 from tape.server.admission import Admission, TenantLimits
 from tape.server.client_certificates import ClientCertificates
@@ -402,7 +403,7 @@ class Server:
     async def _run_housekeeping(self) -> None:
         while True:
             try:
-                await self.database.write(delete_expired_requests)
+                await delete_expired_requests(self.database)
                 await self.wallet.delete_retired()
                 await purge_tasks(self.database, self.settings.keep_tasks_h)
                 await self.database.write(lambda tx: forget_claims(tx, now_ms()))
@@ -419,6 +420,7 @@ class Server:
             try:
                 while await fold(self.database):
                     pass
+                self.metrics.indexed.set(await self.database.read(read_watermark))
             except TapeError as error:
                 log.warning("counter failed, retrying in %.0f s: %s", COUNTING_S, error)
             await asyncio.sleep(COUNTING_S)

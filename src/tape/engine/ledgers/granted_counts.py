@@ -12,6 +12,8 @@ from tape.engine.ledgers.counts import Count, count, count_subjects
 from tape.engine.ledgers.window import Window
 from tape.errors import InvalidRequest
 from tape.journal.identity_filter import IdentityFilter
+from tape.journal.key_index import look_up_subjects_below
+from tape.model.entry import MAX_SEQ
 from tape.model.grants import Grants
 from tape.model.pattern import Pattern
 from tape.model.subject import ROOT
@@ -74,6 +76,4 @@ def _patterns_of(reader: Reader, name: str) -> list[Pattern]:
 
 
 def _has_subject(reader: Reader, prefix: str) -> bool:
-    # "0" is the character after "/": the range holds the prefix and everything below it.
-    condition = "subject >= ? AND subject < ?"
-    return reader.one(f"SELECT 1 FROM tape_journal WHERE {condition} LIMIT 1", prefix, prefix + "0") is not None
+    return bool(look_up_subjects_below(prefix).select(reader, "1", 0, MAX_SEQ, 1))

@@ -20,9 +20,10 @@ from tape.engine.ledgers.run_record import COLUMNS, PLAYBOOKS, Run
 from tape.errors import EntryDamaged, NotFound
 from tape.journal.appender import Appender
 from tape.journal.entries import ALTERED, SELECT
+from tape.journal.key_index import look_up_subject
 from tape.model import subject
 from tape.model.checksum import COUNT, checksum
-from tape.model.entry import Draft, Entry
+from tape.model.entry import MAX_SEQ, Draft, Entry
 from tape.model.execution_ids import MAX_ID, split_id
 from tape.model.ledger_states import RunStatus
 from tape.model.payload import to_json
@@ -249,15 +250,9 @@ def find_begin(reader: Reader | Transaction, run_id: str) -> tuple[Entry, Shared
 def _find_end(reader: Reader | Transaction, begun: Entry, pool: str, run_id: int) -> int:
     """When a run ended, in ms; 0 if the journal does not say so. Ends are close behind what began."""
     after = begun.global_seq
+    lookup = look_up_subject(_subject(pool), where="j.tenant = ?", where_params=(begun.tenant,))
     while True:
-        rows = reader.query(
-            "SELECT global_seq, ts_ms, payload_json FROM tape_journal WHERE subject = ? AND global_seq > ?"
-            " AND tenant = ? ORDER BY global_seq LIMIT ?",
-            _subject(pool),
-            after,
-            begun.tenant,
-            _PAGE,
-        )
+        rows = lookup.select(reader, "global_seq, ts_ms, payload_json", after, MAX_SEQ, _PAGE)
         for _, ts_ms, payload_json in rows:
             if any(first <= run_id <= last for first, last in _read(payload_json)):
                 return int(ts_ms)

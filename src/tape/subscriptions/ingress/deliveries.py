@@ -18,7 +18,9 @@ from tape.engine.ledgers.run_record import COLUMNS, PLAYBOOKS, Run
 from tape.engine.ledgers.summary_runs import find_command
 from tape.engine.reactions.downstreams import SEPARATOR
 from tape.errors import DeliveryNotKept, EntryDamaged, InvalidDocument, UnknownDelivery
+from tape.journal.key_index import look_up_subject
 from tape.model import subject
+from tape.model.entry import MAX_SEQ
 from tape.model.principal import current_principal
 from tape.model.tenant_names import display, name_within, plain_name, tenant_of
 from tape.store import Reader, Transaction
@@ -98,20 +100,14 @@ def _journaled(
     reader: Reader | Transaction, path: str, verb: str, outcome: str, since_ms: int, before_ms: int
 ) -> list[DeliveryOutcome]:
     """The events of a page about deliveries without a run."""
-    conditions, params = " AND ts_ms >= ?", [since_ms]
-    if before_ms:
-        conditions, params = " AND ts_ms >= ? AND ts_ms < ?", [since_ms, before_ms]
     name = subject.build("subscription", verb, path.rpartition("/")[2])
     # Events of control planes have the tenant of runs, those of runtimes none.
-    rows = reader.query(
-        f"SELECT ts_ms, payload_json FROM tape_journal WHERE subject = ? AND tenant IN (?, ?){conditions}"
-        " ORDER BY global_seq DESC LIMIT ?",
+    lookup = look_up_subject(
         name,
-        tenant_of(path),
-        tenant_of(path) or PLAYBOOKS,
-        *params,
-        MAX_ENTRIES,
+        where="j.tenant IN (?, ?) AND j.ts_ms >= ? AND j.ts_ms < ?",
+        where_params=(tenant_of(path), tenant_of(path) or PLAYBOOKS, since_ms, before_ms or MAX_SEQ),
     )
+    rows = lookup.select(reader, "ts_ms, payload_json", 0, MAX_SEQ, MAX_ENTRIES, newest=True)
     found = []
     for ts_ms, payload_json in rows:
         event = msgspec.json.decode(payload_json)
