@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tape.engine.security.redaction import Redactor
+from tape.engine.security.redaction import Redactor, may_have_secret
 from tests.engine.security.redaction_corpus import Case
 from tests.engine.security.redaction_corpus.harmless import HARMLESS
 from tests.engine.security.redaction_corpus.secrets import SECRETS
@@ -47,3 +47,12 @@ def test_at_most_2_percent_of_harmless_payloads_are_changed(is_held_out: bool) -
     cases = [case for case in HARMLESS if case.is_held_out is is_held_out]
     changed = [case.name for case in cases if not is_untouched(case)]
     assert len(changed) <= len(cases) * 0.02, changed
+
+
+@pytest.mark.parametrize("before", ["", '{"a":1}', '{"word":"x'])
+@pytest.mark.parametrize("after", ["", '{"a":1}', 'x"}'])
+def test_a_secret_is_not_missed_because_payloads_are_searched_together(before: str, after: str) -> None:
+    texts = [json.dumps(case.payload) for case in SECRETS]
+    found = [text for text in texts if REDACTOR.find(text)]
+    assert len(found) > 150
+    assert [text for text in found if not may_have_secret([before, text, after])] == []

@@ -51,9 +51,7 @@ class Metrics:
         self.tail_lost = counter("tail_lost_entries", "Acknowledged entries that were lost, as the witness knew")
 
         self.head = gauge("journal_head", "Newest global_seq known to this process")
-        self.indexed = gauge(
-            "journal_indexed", "Newest global_seq in the indexes by subject and session"
-        )
+        self.indexed = gauge("journal_indexed", "Newest global_seq in the indexes by subject and session")
         self.epoch = gauge("epoch", "Epoch of the journal: one more than how often the database lost entries")
         self.cuts_closed = counter(
             "cuts_closed", "Times this process found that the database lost entries, and went on"
