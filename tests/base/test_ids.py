@@ -6,6 +6,7 @@ import os
 import random
 import socket
 import uuid
+from typing import Literal
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,10 +23,10 @@ def test_an_id_is_a_random_uuid() -> None:
     assert {uuid.UUID(each).version for each in made} == {4}
 
 
-@given(MOMENTS)
-def test_a_time_ordered_id_is_a_uuid_of_version_7_that_begins_with_its_time(moment: int) -> None:
-    made = uuid.UUID(new_time_ordered_id(moment))
-    assert (made.version, made.variant, made.int >> 80) == (7, uuid.RFC_4122, moment)
+@given(MOMENTS, st.sampled_from([4, 7]))
+def test_a_time_ordered_id_is_a_uuid_that_begins_with_its_time(moment: int, version: Literal[4, 7]) -> None:
+    made = uuid.UUID(new_time_ordered_id(moment, version))
+    assert (made.version, made.variant, made.int >> 80) == (version, uuid.RFC_4122, moment)
 
 
 @given(MOMENTS, MOMENTS)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from tape.base.clock import now_ms
-from tape.base.ids import new_id
+from tape.base.ids import new_time_ordered_id
 from tape.base.telemetry.tracing import NO_TRACE, Trace
 from tape.engine.ledgers import summary_runs
 from tape.engine.ledgers.run_record import COLUMNS, PLAYBOOKS, Run
@@ -166,7 +166,7 @@ def begin(
     now = now_ms()
     run = msgspec.structs.replace(
         wanted,
-        run_id=new_id(),
+        run_id=new_time_ordered_id(now, version=4),
         status=RunStatus.RUNNING,
         lease_owner=owner,
         lease_expires_at_ms=now - 1 if is_recoverable else expiry_ms(now, lease_ms, DEFAULT_LEASE_MS),

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tape.base.clock import now_ms
-from tape.base.ids import new_id
+from tape.base.ids import new_id, new_time_ordered_id
 from tape.base.telemetry.tracing import NO_TRACE, Trace
 from tape.engine.ledgers import scoped_state
 from tape.engine.ledgers.tenants import own_tenant
@@ -164,7 +164,7 @@ def append_event(
     event = msgspec.structs.replace(
         wanted,
         ord=row[0] + 1 if row else 1,
-        event_id=wanted.event_id or new_id(),
+        event_id=wanted.event_id or new_time_ordered_id(now_ms(), version=4),
         timestamp_ms=wanted.timestamp_ms or now,
         tenant=session.tenant,
     )

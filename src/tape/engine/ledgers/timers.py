@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from tape.base.clock import now_ms
-from tape.base.ids import new_id
+from tape.base.ids import new_time_ordered_id
 from tape.engine.ledgers import runs
 from tape.errors import InvalidInput
 from tape.model.entry import check_id
@@ -44,7 +44,7 @@ def set_timer(tx: Transaction, wanted: Timer, *, owner: str = "") -> Timer:
     if wanted.fire_at_ms < 0:
         raise InvalidInput(f"fire_at_ms {wanted.fire_at_ms} must not be negative.")
     runs.get_writable(tx, wanted.run_id, owner)
-    timer_id = wanted.timer_id or new_id()
+    timer_id = wanted.timer_id or new_time_ordered_id(now_ms(), version=4)
     row = tx.one(f"SELECT {_COLUMNS} FROM tape_timers WHERE run_id = ? AND timer_id = ?", wanted.run_id, timer_id)
     before = load(Timer, row)
     created = before.created_at_ms if before else now_ms()
