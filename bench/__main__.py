@@ -19,6 +19,7 @@ from bench.table import Table
 # Each is a module of this package with a `TITLE` and a `run`.
 QUESTIONS = (
     "append",
+    "processes",
     "tls",
     "witness",
     "latency",

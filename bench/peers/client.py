@@ -16,13 +16,14 @@ Appender = Callable[[int], AbstractAsyncContextManager[Callable[[int], Awaitable
 
 
 def run(appender: Appender) -> None:
-    """`PORT ENTRIES SECONDS WARM_UP_SECONDS`: print the outcome of the load."""
-    port, entries, seconds, warm_up = sys.argv[1:]
+    """`PORT ENTRIES SECONDS WARM_UP_SECONDS [CALLERS]`: print the outcome of the load."""
+    port, entries, seconds, warm_up = sys.argv[1:5]
+    callers = int(sys.argv[5]) if len(sys.argv) > 5 else CALLERS
 
     async def measure() -> None:
         async with appender(int(port)) as append:
-            await run_callers(append, CALLERS, Bounds(int(entries), float(warm_up)))
-            outcome = await run_callers(append, CALLERS, Bounds(int(entries), float(seconds)))
+            await run_callers(append, callers, Bounds(int(entries), float(warm_up)))
+            outcome = await run_callers(append, callers, Bounds(int(entries), float(seconds)))
         print(json.dumps(asdict(outcome)))
 
     uvloop.run(measure())

@@ -21,6 +21,7 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
     """What a run prints, and the Markdown that it writes."""
     page = tmp_path_factory.mktemp("bench") / "performance.md"
     done = run_bench(
+        "processes",
         "tls",
         "witness",
         "latency",
