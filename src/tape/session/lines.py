@@ -13,6 +13,9 @@ _decode = json.JSONDecoder().raw_decode
 _PREFIX = b'{"seq": '  # how every line begins that we write
 MAX_DEPTH = 50
 
+quote = encoder.encode_basestring_ascii
+"""A text as JSON, in ASCII."""
+
 
 def plain(value: Any, depth: int = 0) -> Any:
     """A value as JSON can say it. NaN and infinities become their names, what JSON lacks becomes its repr."""
@@ -36,21 +39,22 @@ def _make_encode() -> Callable[[Any], str]:
     if made is None:  # not CPython
         return json.JSONEncoder(allow_nan=False, check_circular=False).encode
     # json.dumps makes this object anew for every call, which takes as long as the encoding itself.
-    encode = made(None, _unknown, encoder.encode_basestring_ascii, None, ": ", ", ", False, False, False)
-    return lambda entry: "".join(encode(entry, 0))
+    parts = made(None, _unknown, quote, None, ": ", ", ", False, False, False)
+    return lambda value: "".join(parts(value, 0))
 
 
 def _unknown(value: Any) -> Any:
     raise TypeError(type(value).__name__)
 
 
-_encode = _make_encode()
+encode = _make_encode()
+"""A value as JSON; raises TypeError, ValueError or RecursionError for one that JSON cannot say."""
 
 
 def to_line(entry: Mapping[str, Any]) -> bytes:
     """An entry as a line, newline included."""
     try:
-        text = _encode(entry)
+        text = encode(entry)
     except (TypeError, ValueError, RecursionError):
         text = json.dumps(plain(entry))
     return f"{text}\n".encode("ascii")
