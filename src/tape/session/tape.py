@@ -69,9 +69,10 @@ class SessionTape:
         see `backend_errors`.
         """
         build = self._builders.get(type(event)) or self._builders.learn(event)
-        lock = self._lock
-        lock.acquire()  # `with` takes twice as long
         try:
+            # Within `try`, because an interrupt may be raised as soon as this returns. `with` takes 0.1 µs longer, a
+            # tenth of all that is done here.
+            self._lock.acquire()
             seq = self._head
             entry, line = build(event, seq, (monotonic_ns() - self._start) // 1_000_000 / 1_000)
             self._head = seq + 1
@@ -82,8 +83,10 @@ class SessionTape:
                 self._append(entry, line)
             if self._waiters:
                 self._wake()
-        finally:
-            lock.release()
+        except BaseException:
+            self._release_if_owned()
+            raise
+        self._lock.release()
         return Recorded(entry)
 
     def record_dict(self, entry: Mapping[str, Any]) -> Recorded:
@@ -262,6 +265,12 @@ class SessionTape:
             del entries[:excess]
         if self._max and entries and head > self._max:
             self._expired = entries[0]["seq"]
+
+    def _release_if_owned(self) -> None:
+        try:
+            self._lock.release()
+        except RuntimeError:  # interrupted while it waited for the lock
+            pass
 
     def _evict(self) -> None:
         if not self._max:
