@@ -72,6 +72,7 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
         "trie, subjects/s",
         "subject by pattern",
         "the tape, JsonlBackend",
+        "SessionTape.load",
         "NATS JetStream, 64 runs at once",
         "well under 60 s",
         "bare SQLite",

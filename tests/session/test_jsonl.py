@@ -199,6 +199,20 @@ def test_interval_brings_entries_to_the_disk_without_another_record(
         wait_for(lambda: calls, "the flush")
 
 
+def test_interval_brings_entries_to_the_disk_after_the_file_was_closed_and_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr("tape.session.backends.jsonl._sync", calls.append)
+    backend = JsonlBackend(tmp_path / "t.jsonl", fsync="interval", fsync_interval_s=0.01)
+    for seq in range(2):
+        backend.close()
+        calls.clear()
+        backend.append({"seq": seq, "kind": "a"})
+        wait_for(lambda: calls, "the flush")
+    backend.close()
+
+
 def test_a_failing_background_flush_is_reported_by_the_next_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

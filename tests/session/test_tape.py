@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -169,6 +173,82 @@ def test_many_threads_record_without_losing_or_doubling_a_seq() -> None:
     assert seqs(tape.events) == list(range(2000))
     assert backend.entries == tape.events
     assert [entry["number"] for entry in tape.filter("w2")] == list(range(500))
+
+
+# ── interrupts ───────────────────────────────────────────────────────────────────────────────────
+
+
+class Interrupt(BaseException):
+    """What a handler of a signal raises, like KeyboardInterrupt."""
+
+
+@contextmanager
+def handled(number: int, handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def can_be_recorded_from_another_thread(tape: SessionTape) -> bool:
+    thread = threading.Thread(target=tape.record, args=({"kind": "a"},), daemon=True)
+    thread.start()
+    thread.join(60)
+    return not thread.is_alive()
+
+
+def test_an_event_that_is_rejected_leaves_the_tape_unlocked() -> None:
+    tape = SessionTape()
+    with pytest.raises(InvalidEvent):
+        tape.record({"kind": 3})
+    assert can_be_recorded_from_another_thread(tape)
+
+
+def test_an_interrupt_at_any_point_of_record_leaves_the_tape_unlocked() -> None:
+    def interrupt(*_: object) -> None:
+        raise Interrupt
+
+    def record_forever() -> None:
+        while True:
+            tape.record({"kind": "a"})
+
+    tape = SessionTape(max_events=10)
+    with handled(signal.SIGVTALRM, interrupt):
+        for _ in range(150):
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0.001)
+            with pytest.raises(Interrupt):
+                record_forever()
+            assert can_be_recorded_from_another_thread(tape)
+
+
+def test_an_interrupt_while_record_waits_for_another_thread_is_raised_as_it_is() -> None:
+    entered, finish = threading.Event(), threading.Event()
+
+    class Slow(InMemoryBackend):
+        def append(self, entry: dict[str, Any]) -> None:
+            entered.set()
+            while not finish.wait(0.01):
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+            super().append(entry)
+
+    def interrupt(_: int, frame: FrameType | None) -> None:
+        if frame is not None and frame.f_code.co_name == "record":
+            raise Interrupt
+
+    tape = SessionTape(backend=Slow())
+    with handled(signal.SIGUSR1, interrupt):
+        other = threading.Thread(target=tape.record, args=({"kind": "slow"},))
+        other.start()
+        try:
+            assert entered.wait(60)
+            with pytest.raises(Interrupt):
+                tape.record({"kind": "interrupted"})
+        finally:
+            finish.set()
+            other.join()
+        assert [entry["kind"] for entry in tape.events] == ["slow"]
+        assert tape.record({"kind": "after"}) == 1
 
 
 def test_times_never_go_back_even_over_a_restart(tmp_path: Path) -> None:

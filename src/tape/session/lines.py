@@ -5,13 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, is_dataclass
+from itertools import chain
 from json import encoder
+from operator import lt
 from pathlib import Path
 from typing import Any
+
+from tape.session.decoder import Decode, fast_decoder
 
 _decode = json.JSONDecoder().raw_decode
 _PREFIX = b'{"seq": '  # how every line begins that we write
 MAX_DEPTH = 50
+BATCH_BYTES = 1 << 18
+WORTH_A_DECODER = 10_000  # entries that json decodes while msgspec is imported
+
+quote = encoder.encode_basestring_ascii
+"""A text as JSON, in ASCII."""
 
 
 def plain(value: Any, depth: int = 0) -> Any:
@@ -36,21 +45,22 @@ def _make_encode() -> Callable[[Any], str]:
     if made is None:  # not CPython
         return json.JSONEncoder(allow_nan=False, check_circular=False).encode
     # json.dumps makes this object anew for every call, which takes as long as the encoding itself.
-    encode = made(None, _unknown, encoder.encode_basestring_ascii, None, ": ", ", ", False, False, False)
-    return lambda entry: "".join(encode(entry, 0))
+    parts = made(None, _unknown, quote, None, ": ", ", ", False, False, False)
+    return lambda value: "".join(parts(value, 0))
 
 
 def _unknown(value: Any) -> Any:
     raise TypeError(type(value).__name__)
 
 
-_encode = _make_encode()
+encode = _make_encode()
+"""A value as JSON; raises TypeError, ValueError or RecursionError for one that JSON cannot say."""
 
 
 def to_line(entry: Mapping[str, Any]) -> bytes:
     """An entry as a line, newline included."""
     try:
-        text = _encode(entry)
+        text = encode(entry)
     except (TypeError, ValueError, RecursionError):
         text = json.dumps(plain(entry))
     return f"{text}\n".encode("ascii")
@@ -92,12 +102,11 @@ def read_entries(path: Path, since: int = 0) -> tuple[list[dict[str, Any]], Read
     reading = Reading()
     entries: list[dict[str, Any]] = []
     last, rises = -1, True
-    for entry in iterate(path, reading, since):
-        seq = entry["seq"]
-        if seq <= last:
-            rises = False
-        last = seq
-        entries.append(entry)
+    for batch in iterate(path, reading, since):
+        seqs = [entry["seq"] for entry in batch]
+        rises = rises and all(map(lt, chain((last,), seqs), seqs))
+        last = seqs[-1] if seqs else last
+        entries += batch
     if rises:
         return [entry for entry in entries if entry["seq"] >= since] if since else entries, reading
     if since:
@@ -115,27 +124,54 @@ def read_entries(path: Path, since: int = 0) -> tuple[list[dict[str, Any]], Read
     return entries, reading
 
 
-def iterate(path: Path, reading: Reading, since: int = 0) -> Iterator[dict[str, Any]]:
-    """Every entry as it is in the files, one at a time; older ones may be left out."""
+def iterate(path: Path, reading: Reading, since: int = 0) -> Iterator[list[dict[str, Any]]]:
+    """Every entry as it is in the files, a batch at a time; older ones may be left out."""
+    decode: Decode | None = None
+    found = 0
     for segment in segments(path):
         try:
             file = segment.open("rb")
         except FileNotFoundError:
             continue
         with file:
-            for index, line in enumerate(file):
-                if since and (seq := quick_seq(line)) is not None and seq < since:
-                    continue
-                if not line.strip():
-                    continue
-                try:
-                    entry = parse(line)
-                except ValueError as error:
-                    torn = "" if line.endswith(b"\n") else " (the last line was not written to its end)"
-                    reading.bad_lines.append(BadLine(str(segment), index + 1, f"{error}{torn}"))
-                    continue
-                entry.setdefault("seq", index)
-                yield entry
+            first = 0
+            while lines := file.readlines(BATCH_BYTES):
+                if decode is None and found >= WORTH_A_DECODER:
+                    decode = fast_decoder()
+                batch = None if decode is None else _decode_all(decode, lines, since)
+                if batch is None:
+                    batch = list(_parse_all(lines, reading, segment, first, since))
+                yield batch
+                found += len(batch)
+                first += len(lines)
+
+
+def _decode_all(decode: Decode, lines: list[bytes], since: int) -> list[dict[str, Any]] | None:
+    """The entries of lines that all are entries with a seq; None if one is not, or seems not to be."""
+    if since:
+        lines = [line for line in lines if (seq := quick_seq(line)) is None or seq >= since]
+    try:
+        entries = list(map(decode, lines))
+        seqs = [entry["seq"] for entry in entries]
+    except Exception:  # whatever it is, the slow way says it in its own words
+        return None
+    return entries if set(map(type, seqs)) <= {int} and min(seqs, default=0) >= 0 else None
+
+
+def _parse_all(lines: list[bytes], reading: Reading, segment: Path, first: int, since: int) -> Iterator[dict[str, Any]]:
+    for index, line in enumerate(lines, first):
+        if since and (seq := quick_seq(line)) is not None and seq < since:
+            continue
+        if not line.strip():
+            continue
+        try:
+            entry = parse(line)
+        except ValueError as error:
+            torn = "" if line.endswith(b"\n") else " (the last line was not written to its end)"
+            reading.bad_lines.append(BadLine(str(segment), index + 1, f"{error}{torn}"))
+            continue
+        entry.setdefault("seq", index)
+        yield entry
 
 
 def parse(line: bytes) -> dict[str, Any]:

@@ -47,6 +47,10 @@ class Mirror:
         self._failures = 0
         self._lost = 0
         self._append = backend.append
+        # An append() that was overridden gets every entry; append_line() of the class below would pass it by.
+        defined = vars(type(backend))
+        is_own = "append_line" in defined and getattr(self._append, "__func__", None) is defined.get("append")
+        self._append_line: Any = backend.append_line if is_own else None
         self._backlog: deque[dict[str, Any]] = deque()
         self._max_backlog = max_backlog
         self._backoff = Backoff(RETRY)
@@ -54,15 +58,20 @@ class Mirror:
         self._kinds_logged: set[type] = set()
 
     @property
+    def takes_lines(self) -> bool:
+        """Whether the backend takes the line of an entry along with it."""
+        return self._append_line is not None
+
+    @property
     def health(self) -> BackendHealth:
         """The counts so far."""
         return BackendHealth(self._failures, len(self._backlog), self._lost)
 
-    def append(self, entry: dict[str, Any]) -> None:
-        """Write an entry, or keep it for later."""
+    def append(self, entry: dict[str, Any], line: bytes | None = None) -> None:
+        """Write an entry, or keep it for later. Give its line only to a backend that takes lines."""
         if not self._backlog:
             try:
-                return self._append(entry)  # type: ignore[no-any-return]
+                return self._append(entry) if line is None else self._append_line(entry, line)  # type: ignore[no-any-return]
             except Exception as error:
                 self._failed(entry, error)
         self._backlog.append(entry)

@@ -17,6 +17,16 @@ from tape.session.lines import BadLine, parse, quick_seq, read_entries, segments
 Fsync = Literal["never", "interval", "always"]
 BLOCK = 1 << 16
 _sync = getattr(os, "fdatasync", os.fsync)
+_pid = os.getpid()
+
+
+def _note_fork() -> None:
+    global _pid
+    _pid = os.getpid()
+
+
+if hasattr(os, "register_at_fork"):  # asking the system in each append would take a tenth of its time
+    os.register_at_fork(after_in_child=_note_fork)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +74,7 @@ class JsonlBackend:
         self._unsynced = threading.Event()
         self._closing = threading.Event()
         self._syncer: threading.Thread | None = None
-        self._pid = os.getpid()
+        self._pid = _pid
         self._fd = -1
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -84,9 +94,13 @@ class JsonlBackend:
 
     def append(self, entry: dict[str, Any]) -> None:
         """Write an entry. If this raises, the file is as it was before."""
-        line = to_line(entry)
+        self.append_line(entry, to_line(entry))
+
+    def append_line(self, entry: dict[str, Any], line: bytes) -> None:
+        """Write an entry whose line is known already."""
+        size = len(line)
         with self._lock:
-            if os.getpid() != self._pid:
+            if _pid != self._pid:
                 raise TapeFileInUse(f"{self.path} belongs to the process {self._pid} that opened it, not to its fork.")
             if self._fd < 0:
                 self._reopen()
@@ -95,11 +109,11 @@ class JsonlBackend:
                 raise error
             if self._torn:
                 self._undo()
-            if self._rotate_bytes and self._size and self._size + len(line) > self._rotate_bytes:
+            if self._rotate_bytes and self._size and self._size + size > self._rotate_bytes:
                 self._rotate()
             try:
                 written = os.write(self._fd, line)
-                while written < len(line):  # a disk that is nearly full takes a part
+                while written < size:  # a disk that is nearly full takes a part
                     written += os.write(self._fd, line[written:])
                 if self.fsync == "always":
                     _sync(self._fd)
@@ -108,8 +122,9 @@ class JsonlBackend:
                 with contextlib.suppress(OSError):  # else the next append tries again
                     self._undo()
                 raise
-            self._size += len(line)
-            self._head = max(self._head, entry.get("seq", -1) + 1)
+            self._size += size
+            if (seq := entry.get("seq", -1)) >= self._head:
+                self._head = seq + 1
         if self.fsync == "interval":
             self._sync_soon()
 
@@ -148,7 +163,7 @@ class JsonlBackend:
             self._syncer.join()
             self._syncer = None
         with self._lock:
-            if self._fd >= 0 and os.getpid() == self._pid:
+            if self._fd >= 0 and _pid == self._pid:
                 try:
                     _sync(self._fd)
                 finally:
@@ -241,7 +256,8 @@ class JsonlBackend:
             self._closing.clear()
             self._syncer = threading.Thread(target=self._sync_regularly, name="tape-fsync", daemon=True)
             self._syncer.start()
-        self._unsynced.set()
+        if not self._unsynced.is_set():  # set() takes as long as writing the line
+            self._unsynced.set()
 
     def _sync_regularly(self) -> None:
         while not self._closing.is_set():

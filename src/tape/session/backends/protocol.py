@@ -10,7 +10,8 @@ class TapeBackend(Protocol):
     """Keeps a copy of every entry. `append` alone is enough to be written to.
 
     Entries come one at a time, in order. A backend may raise: the tape keeps what was refused and tries again.
-    `flush()` and `close()`, where a backend has them, are called by those of the tape.
+    `flush()` and `close()`, where a backend has them, are called by those of the tape. A class that defines
+    `append_line(entry, line)` beside `append` may get the line of JSON along with an entry; its subclasses do not.
     """
 
     def append(self, entry: dict[str, Any]) -> None:
