@@ -46,6 +46,7 @@ QUESTIONS = (
     "aggregate",
     "pools",
     "weight",
+    "startup",
     "beside",
 )
 # Wide enough for every table where the terminal does not say.
