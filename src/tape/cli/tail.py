@@ -12,8 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from tape.cel import compile_predicate
-from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
+from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, check_predicate, run
 from tape.client import AsyncTapeClient
 from tape.client.aio import to_entry
 from tape.client.gap import Gap, to_gap
@@ -71,7 +70,7 @@ def tail(
         identity = {"tenant": tenant, "user": user, "session": session, "run": run_id, "admin": admin}
         run(_tail_http(http, _position(start), identity, count, output))
         return
-    compile_predicate(where)  # an invalid predicate fails before the server is contacted
+    check_predicate(where)
     wanted = {
         "subject_pattern": subject,
         "from_global_seq": _position(start),
