@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import sys
 import zlib
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
@@ -16,9 +16,11 @@ from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, check
 from tape.client import AsyncTapeClient
 from tape.client.aio import to_entry
 from tape.client.gap import Gap, to_gap
-from tape.client.stream import Event, stream
 from tape.errors import InvalidInput
 from tape.model.entry import Entry
+
+if TYPE_CHECKING:
+    from tape.client.stream import Event
 
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
 
@@ -106,6 +108,8 @@ async def _tail(url: str, wanted: dict[str, Any], count: int, follow: bool, outp
 
 
 async def _tail_http(url: str, after: int, identity: dict[str, Any], count: int, output: Output) -> None:
+    from tape.client.stream import stream  # the HTTP client, which the gRPC stream does without
+
     painter = _Painter()
     show = painter.show
     shown = 0
