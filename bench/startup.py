@@ -19,7 +19,7 @@ SERVER_AIM = 3
 
 
 def run(options: Options) -> list[Table]:
-    """Every command once in a round, in turns with the reference; the first round writes bytecode and is not counted."""
+    """Every command once in a round, in turns; the first round writes bytecode and is not counted."""
     # An installed package has its bytecode, which this variable would keep a checkout from writing.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     rounds = options.scaled(11, 1)

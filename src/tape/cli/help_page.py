@@ -1,7 +1,7 @@
 """The page of `tape --help`, in the look of the pages that typer prints of commands.
 
-The module of typer that prints those imports renderers of Markdown, source code and tracebacks, which take longer to load
-than everything that this page needs.
+The module of typer that prints those imports renderers of Markdown, source code and tracebacks, which take longer to
+load than everything that this page needs.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class PlainValues:
 
 
 def take_plain_values(parameter: Any) -> None:
-    """Let a parameter take plain values as they are. Versions of typer that validate without pydantic need none of it."""
+    """Let a parameter take plain values as they are; versions of typer without pydantic do so themselves."""
     if hasattr(parameter, "get_runtime_param"):
         plain = PlainValues(parameter)
         parameter.get_runtime_param = lambda: plain

@@ -38,7 +38,7 @@ def bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def input_bar(title: str, things: str) -> Iterator[Callable[[int], None]]:
-    """A function to call with the number of things done; the bar is that of the bytes read, if standard input is a file."""
+    """A function to call with the number of things done; the bar shows the bytes read of a file in standard input."""
     status = os.fstat(sys.stdin.fileno())
     size = status.st_size if stat.S_ISREG(status.st_mode) else None
     console = Console(stderr=True)

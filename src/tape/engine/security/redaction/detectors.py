@@ -283,8 +283,7 @@ CONTEXTS = tuple(
     for rule, hints, _, pattern, check, replace in _CONTEXTS
 )
 VENDORS = tuple(
-    Detector(rule, tuple(hint.encode() for hint in hints), pattern, _is_varied)
-    for rule, hints, pattern in FORMATS
+    Detector(rule, tuple(hint.encode() for hint in hints), pattern, _is_varied) for rule, hints, pattern in FORMATS
 )
 # What a text must have for a format, and for any detector, to find something in it.
 VENDOR_GATE = "|".join(
