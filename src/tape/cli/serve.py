@@ -312,7 +312,6 @@ def serve(
     import_modules([name for name in map(str.strip, settings.imports.split(",")) if name])
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     start_export("tape-server")
-    announce_creation(settings.store)
     run(_serve(settings))
 
 
@@ -323,7 +322,9 @@ async def _serve(settings: Settings) -> None:
             with collection_paused():
                 from tape.server.server import Server  # `tape serve --help` does without it
 
-                server = await stack.enter_async_context(Server(settings))
+                server = Server(settings)
+                announce_creation(server.database)
+                await stack.enter_async_context(server)
             _greet(settings, server.grpc_address, server.http_address, server.grpc_client_address, len(server.keys))
             await stop.wait()
             typer.echo("Stopping: finishing commits and ending streams.")
