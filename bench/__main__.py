@@ -47,6 +47,7 @@ QUESTIONS = (
     "aggregate",
     "pools",
     "weight",
+    "startup",
     "beside",
 )
 # Wide enough for every table where the terminal does not say.

@@ -41,6 +41,7 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
         "routing",
         "pools",
         "weight",
+        "startup",
         "beside",
         "--markdown",
         str(page),
@@ -79,6 +80,8 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
         "proof of a bearer token",
         "SQLite: POST /ingress, HMAC and directives",
         "SQLite: batch of 100, summary",
+        "tape append --help",
+        "SQLite: tape serve, existing store",
     ],
 )
 def test_every_question_answers_with_its_table(questions_without_peers: tuple[str, str], row: str) -> None:

@@ -46,27 +46,12 @@ def test_help_lists_every_command_with_a_sentence() -> None:
     assert "tape 0." in tape("--version").stdout
 
 
-def test_help_imports_no_command() -> None:
-    code = (
-        "import sys; from tape.cli.main import app\ntry: app(['--help'])\nexcept SystemExit: pass\n"
-        "print('imported:', [name for name in sys.modules if name.startswith(('tape.cli.', 'tape.store', 'grpc'))])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "imported: ['tape.cli.commands', 'tape.cli.main']"
-
-
 def test_help_shows_defaults_and_other_text_in_brackets() -> None:
     def words(command: str) -> str:
         return re.sub(r"[│\s]+", " ", tape(command, "--help").stdout)
 
     assert "[default: 127.0.0.1:7879]" in words("serve")
     assert "[default: the folder of SPEC.yaml]" in words("subscribe")
-
-
-def test_a_command_loads_only_what_it_needs() -> None:
-    others = {"starlette", "uvicorn", "apsw", "jwt"}
-    program = f"import sys, tape.cli.main, tape.cli.append; print({others} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout == "set()\n"
 
 
 def test_one_event_is_appended_and_tailed(running: ServerProcess) -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tape.documents.yaml import load, render
+from tape.documents.paths import render
+from tape.documents.yaml import load
 from tape.errors import InvalidDocument
 
 

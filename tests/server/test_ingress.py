@@ -24,7 +24,7 @@ from tape.server import server as server_module
 from tape.server.gateway import Gateway
 from tape.server.server import Server
 from tape.subscriptions.ingress.ingress import Ingress
-from tape.subscriptions.ingress.verification.oidc import IssuerKeys
+from tape.subscriptions.ingress.verification.issuer_keys import IssuerKeys
 from tests.conftest import settings_for
 from tests.subscriptions import issuer as issuing
 from tests.subscriptions.issuer import ACCOUNT, AUDIENCE, Issuer, token

@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from tape.backup.location import Location
+from tape.base import structs
 from tape.errors import BackupDamaged, BackupMismatch, BackupTooNew
 from tape.store.connection import ColumnKind
 
@@ -211,13 +212,13 @@ def write_snapshot(location: Location, snapshot: Snapshot) -> SnapshotRef:
 
 def _decode(content: bytes, kind: type[T], path: str) -> T:
     try:
-        version = msgspec.json.decode(content, type=_Versioned).format
+        version = structs.decode(content, _Versioned).format
         if version > FORMAT:
             raise BackupTooNew(
                 f"{path} has the format {version}; this version of Tape reads up to {FORMAT}."
                 " Upgrade Tape to restore it."
             )
-        return msgspec.json.decode(content, type=kind)
+        return structs.decode(content, kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise BackupDamaged(f"{path} is not a description of a backup: {error}.") from error
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from tape.errors import InvalidConfig
 
+HTTP_ALLOW_VARIABLE = "TAPE_HTTP_ALLOW"
+
 IpAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 IpNetwork = ipaddress.IPv4Network | ipaddress.IPv6Network
 

@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice
-from typing import NamedTuple
-
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes
+from typing import TYPE_CHECKING, NamedTuple
 
 from tape.errors import CertificateRejected
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 MAX_CACHED = 1_024
 # Every call matches the names against a table.
@@ -63,6 +63,9 @@ def compile_pattern(text: str) -> NamePattern:
 @lru_cache(MAX_CACHED)
 def read_certificate(der: bytes) -> Certificate:
     """Names, fingerprint and expiry of a certificate. CertificateRejected if it cannot be read."""
+    from cryptography import x509  # loaded by the first certificate: most processes see none
+    from cryptography.hazmat.primitives import hashes
+
     try:
         certificate = x509.load_der_x509_certificate(der)
         names = tuple(islice(_names(certificate), MAX_NAMES + 1))
@@ -75,6 +78,8 @@ def read_certificate(der: bytes) -> Certificate:
 
 
 def _names(certificate: x509.Certificate) -> Iterator[SubjectName]:
+    from cryptography import x509
+
     try:
         found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

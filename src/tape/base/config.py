@@ -12,13 +12,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tape.base.allow_list import AllowList
+from tape.base.allow_list import HTTP_ALLOW_VARIABLE, AllowList
 from tape.base.redaction_policy import RedactionPolicies, check_key, parse_policies
 from tape.base.store_url import DEFAULT_STORE, StoreUrl
 from tape.errors import InvalidConfig
 
 FILE = "tape.toml"
-HTTP_ALLOW_VARIABLE = "TAPE_HTTP_ALLOW"
 WITNESS_VARIABLE = "TAPE_WITNESS"
 HTTP_PROXY_VARIABLE = "TAPE_HTTP_PROXY"  # no flag and no key of the file: it may have a password in it
 

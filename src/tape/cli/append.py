@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import queue
-import stat
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from typing import Annotated, Any
 
 import msgspec
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from tape.base.clock import now_ms
-from tape.cel import compile_predicate
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
 from tape.client import AsyncTapeClient
 from tape.errors import InvalidInput
@@ -65,22 +59,24 @@ def append(
         "session": session,
         "schema_version": schema_version,
     }
-    filtered = _Filter(where)
+    filtered = _Filter(where) if where else None
     if subject is not None and payload != "-":
         draft = checked(Draft(subject=subject, payload_json=payload or "{}", **fields), UNLIMITED)
-        if wanted := list(filtered.pass_on(iter([draft]))):
-            global_seq = run(_append_one(url, wanted[0]))
+        if filtered is None or list(filtered.pass_on(iter([draft]))):
+            global_seq = run(_append_one(url, draft))
             typer.echo(f'{{"global_seq":{global_seq}}}' if output is Output.json else str(global_seq))
         else:
             typer.echo('{"global_seq":null}' if output is Output.json else filtered.summary())
         return
-    count, first, last = run(_append_lines(url, filtered.pass_on(_drafts(subject, fields))))
+    drafts = _drafts(subject, fields)
+    count, first, last = run(_append_lines(url, drafts if filtered is None else filtered.pass_on(drafts)))
+    skipped = 0 if filtered is None else filtered.skipped
     if output is Output.json:
-        done = {"appended": count, "skipped": filtered.skipped, "first": first, "last": last}
+        done = {"appended": count, "skipped": skipped, "first": first, "last": last}
         typer.echo(msgspec.json.encode(done).decode())
         return
     typer.echo(f"Appended {count} events" + (f": {first} to {last}" if count else ""))
-    if filtered.skipped:
+    if filtered is not None and skipped:
         typer.echo(filtered.summary())
 
 
@@ -88,6 +84,8 @@ class _Filter:
     """Passes drafts that match a predicate, and counts the rest."""
 
     def __init__(self, text: str) -> None:
+        from tape.cel import compile_predicate  # most events are appended without a predicate
+
         self._predicate = compile_predicate(text)
         self.skipped = 0
 
@@ -142,9 +140,11 @@ async def _append_lines(url: str, drafts: Iterator[Draft]) -> tuple[int, int, in
 
     A line is appended as soon as it is read, even if the next one is late.
     """
+    from tape.cli.progress import input_bar  # needs rich, which one event does not
+
     count = first = last = 0
     lines = _Lines(drafts)
-    with _counter() as show:
+    with input_bar("Appending", "events") as show:
         async with AsyncTapeClient(url, append_timeout_s=APPEND_TIMEOUT_S) as client:
             while batch := await asyncio.to_thread(lines.take):
                 seqs = await client.append_many(batch)
@@ -187,28 +187,3 @@ class _Lines:
         except Exception as error:
             self.problem = error
         self._queue.put(None)
-
-
-@contextmanager
-def _counter() -> Iterator[Callable[[int], None]]:
-    """A function to call with the number of appended events; shows a progress bar if the size of the input is known."""
-    status = os.fstat(sys.stdin.fileno())
-    size = status.st_size if stat.S_ISREG(status.st_mode) else None
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("Appending"),
-        BarColumn(),
-        TextColumn("{task.fields[events]:,} events"),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
-        task = progress.add_task("Appending", total=size, events=0)
-
-        def show(events: int) -> None:
-            read = os.lseek(sys.stdin.fileno(), 0, os.SEEK_CUR) if size is not None else 0
-            progress.update(task, completed=read, events=events)
-
-        yield show

@@ -168,7 +168,7 @@ async def _verify(
     from tape.subscriptions.ingress.push_message import message_from_push
     from tape.subscriptions.ingress.verification.certificates import parse_sns
     from tape.subscriptions.ingress.verification.delivery import DeliveryRejection
-    from tape.subscriptions.ingress.verification.oidc import IssuerKeys
+    from tape.subscriptions.ingress.verification.issuer_keys import IssuerKeys
     from tape.subscriptions.ingress.verification.trace import VerificationTrace
     from tape.subscriptions.ingress.verification.verify import verify_delivery
     from tape.subscriptions.routing import resolve

@@ -277,8 +277,8 @@ class _Store:
 
     def revoke_token(self, wanted: dict[str, Any]) -> dict[str, Any]:
         from tape.base.config import load_settings
-        from tape.engine.security.identity import CLOCK_SKEW_S
         from tape.engine.security.revoked_tokens import revoke_token
+        from tape.model.principal import CLOCK_SKEW_S
 
         for_s = wanted["for_s"]
         if for_s is None:

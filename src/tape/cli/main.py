@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 import os
 import re
 import sys
 from collections.abc import Callable
-from functools import cache
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from tape import __version__
+from tape.base.garbage import collection_paused
 from tape.base.url_mask import mask_urls
 from tape.cli.commands import COMMANDS, PANELS
+from tape.cli.plain_values import take_plain_values
 from tape.errors import TapeError
 
 
@@ -25,30 +25,40 @@ class LazyGroup(TyperGroup):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings | {"commands": dict.fromkeys(COMMANDS)})
-        self._is_listing = False
+        self._loaded: dict[str, Any] = {}
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """The command of that name, or None."""
-        if self._is_listing:
-            return _listed(cmd_name)
-        return _load(cmd_name) if cmd_name in COMMANDS else None
+        if cmd_name not in COMMANDS:
+            return None
+        if cmd_name not in self._loaded:
+            with collection_paused():
+                self._loaded[cmd_name] = command = _load(cmd_name)
+                _prepare(command, ctx)
+        return self._loaded[cmd_name]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the options before the command."""
+        for parameter in self.get_params(ctx):
+            take_plain_values(parameter)
+        return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """List the commands without importing them."""
-        self._is_listing = True
-        try:
-            super().format_help(ctx, formatter)
-        finally:
-            self._is_listing = False
+        usage = self.get_usage(ctx).removeprefix("Usage: ")
+        options = [_listed(option) for option in self.get_params(ctx)]
+        with collection_paused():
+            from tape.cli.help_page import print_help  # needs rich, which most commands do not
+
+            print_help(usage, self.help or "", options, PANELS)
 
 
-def _listed(name: str) -> Any:
-    """A command that has only what the list shows."""
-    panel, summary = next((panel, commands[name]) for panel, commands in PANELS.items() if name in commands)
-    return TyperCommand(name, callback=None, help=summary, rich_help_panel=panel)
+def _listed(option: Any) -> tuple[str, str, str]:
+    """The long name, the short name and the help of an option."""
+    names = sorted(option.opts, key=len)
+    return names[-1], names[0] if len(names) > 1 else "", option.help
 
 
-@cache
 def _load(name: str) -> Any:
     module = importlib.import_module(f"tape.cli.{name.replace('-', '_')}")
     holder = typer.Typer()
@@ -56,18 +66,22 @@ def _load(name: str) -> Any:
         holder.add_typer(module.app, name=name)
     else:
         holder.command(name)(getattr(module, name))
-    command = typer.main.get_group(holder).commands[name]
-    _escape_markup(command)
-    return command
+    return typer.main.get_group(holder).commands[name]
 
 
-def _escape_markup(command: Any) -> None:
-    """Escape brackets in help texts: rich would remove `[default: 7878]` as markup."""
-    for param in command.params:
-        if text := getattr(param, "help", None):
-            param.help = re.sub(r"\[(?=[a-z#/@])", r"\\[", text)
+def _prepare(command: Any, ctx: Any) -> None:
+    """Prepare the parameters of a command and of its subcommands, `--help` included."""
+    for parameter in command.get_params(ctx):
+        _escape_markup(parameter)
+        take_plain_values(parameter)
     for inner in getattr(command, "commands", {}).values():
-        _escape_markup(inner)
+        _prepare(inner, ctx)
+
+
+def _escape_markup(parameter: Any) -> None:
+    """Escape brackets in help texts: rich would remove `[default: 7878]` as markup."""
+    if text := getattr(parameter, "help", None):
+        parameter.help = re.sub(r"\[(?=[a-z#/@])", r"\\[", text)
 
 
 app = typer.Typer(
@@ -105,8 +119,17 @@ def main(command: Callable[[], Any] = app) -> None:
         typer.secho(f"error {error.code}: ", fg="red", bold=True, err=True, nl=False)
         typer.echo(mask_urls(str(error)), err=True)
         sys.exit(1)
-    except (KeyboardInterrupt, asyncio.CancelledError):  # the second is how asyncio code is interrupted
+    except SystemExit:  # the end of every command: the next clause would import asyncio
+        raise
+    except _interruptions():
         sys.exit(130)
+
+
+def _interruptions() -> tuple[type[BaseException], ...]:
+    """What a command raises that is interrupted: asyncio cancels the task."""
+    import asyncio
+
+    return KeyboardInterrupt, asyncio.CancelledError
 
 
 def reactors_main() -> None:

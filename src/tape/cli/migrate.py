@@ -22,10 +22,10 @@ def migrate(
     output: OutputOption = Output.text,
 ) -> None:
     """Apply pending migrations. `tape serve` applies them at start."""
-    if not check:
-        announce_creation(store)
     database = open_database(store, create=not check)
-    if check and not database.exists:
+    if not check:
+        announce_creation(database)
+    elif not database.exists:
         typer.echo(f"There is no database at {mask_urls(store)}{describe_source(store)}.", err=True)
     names = [str(migration) for migration in (database.pending() if check else database.migrate())]
     if output is Output.json:

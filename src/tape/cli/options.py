@@ -10,8 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from tape.base.allow_list import AllowList
-from tape.base.config import HTTP_ALLOW_VARIABLE, find_store
+from tape.base.allow_list import HTTP_ALLOW_VARIABLE, AllowList
 from tape.base.process import run_async
 from tape.errors import InvalidConfig, InvalidInput
 
@@ -76,6 +75,14 @@ def check_http_address(address: str) -> str:
     return address
 
 
+def check_predicate(text: str) -> None:
+    """Raise InvalidPredicate unless the text is empty or compiles: before the server is contacted."""
+    if text:
+        from tape.cel import compile_predicate  # most calls have no predicate
+
+        compile_predicate(text)
+
+
 def _grpc_option(*names: str) -> Any:
     return typer.Option(
         *names, envvar="TAPE_URL", callback=check_grpc_address, help="gRPC address of the server.", metavar="GRPC_URL"
@@ -109,6 +116,8 @@ WalletKeyOption = Annotated[
 
 
 def _found_store(given: str) -> str:
+    from tape.base.config import find_store  # commands without this option read no settings
+
     return find_store(given)
 
 

@@ -9,8 +9,7 @@ import typer
 from rich.text import Text
 
 from tape.base.clock import now_ms
-from tape.cel import compile_predicate
-from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
+from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, check_predicate, run
 from tape.cli.output import age, as_dict, console, cut, print_facts, print_json, print_table, state_of
 from tape.cli.user_code import import_modules
 from tape.client import AsyncTapeClient
@@ -148,7 +147,7 @@ def try_reaction(
 ) -> None:
     """Dry run: show how often a pattern and a predicate would have matched, per hour. Writes nothing."""
     Pattern(pattern)
-    compile_predicate(where)
+    check_predicate(where)
     wanted = {
         "subject_pattern": pattern,
         "predicate_cel": where,

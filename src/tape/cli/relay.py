@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from tape.base.process import stop_event
-from tape.cel import compile_predicate
-from tape.cli.options import DEFAULT_URL, HttpAllowOption, MetricsOption, UrlOption, warn_of_secret
+from tape.cli.options import DEFAULT_URL, HttpAllowOption, MetricsOption, UrlOption, check_predicate, warn_of_secret
 from tape.cli.telemetry import serve_metrics
 from tape.errors import InvalidInput
 from tape.model.message import check_body_format
@@ -67,7 +66,7 @@ def relay(
 ) -> None:
     """Deliver every entry to a sink, at least once and in order per run. Resumes from its cursor after a restart."""
     warn_of_secret(context, "secret", "set TAPE_WEBHOOK_SECRET")
-    compile_predicate(where)  # an invalid predicate fails before the server is contacted
+    check_predicate(where)
     number, shards = _shard(shard)
     target = open_sink(
         sink,

@@ -5,21 +5,22 @@ from __future__ import annotations
 import datetime as dt
 import sys
 import zlib
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from tape.cel import compile_predicate
-from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
+from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, check_predicate, run
 from tape.client import AsyncTapeClient
 from tape.client.aio import to_entry
 from tape.client.gap import Gap, to_gap
-from tape.client.stream import Event, stream
 from tape.errors import InvalidInput
 from tape.model.entry import Entry
+
+if TYPE_CHECKING:
+    from tape.client.stream import Event
 
 _COLOURS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
 
@@ -71,7 +72,7 @@ def tail(
         identity = {"tenant": tenant, "user": user, "session": session, "run": run_id, "admin": admin}
         run(_tail_http(http, _position(start), identity, count, output))
         return
-    compile_predicate(where)  # an invalid predicate fails before the server is contacted
+    check_predicate(where)
     wanted = {
         "subject_pattern": subject,
         "from_global_seq": _position(start),
@@ -107,6 +108,8 @@ async def _tail(url: str, wanted: dict[str, Any], count: int, follow: bool, outp
 
 
 async def _tail_http(url: str, after: int, identity: dict[str, Any], count: int, output: Output) -> None:
+    from tape.client.stream import stream  # the HTTP client, which the gRPC stream does without
+
     painter = _Painter()
     show = painter.show
     shown = 0

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tape.documents.yaml import Path, load, render
+from tape.documents.paths import Path, render
 from tape.errors import DocumentTooLarge, InvalidDocument, Problem
 
 T = TypeVar("T")
@@ -40,6 +40,8 @@ class Document:
     """A document: its text, its value and its problems."""
 
     def __init__(self, content: str, default_kind: str = "Playbook") -> None:
+        from tape.documents.yaml import load  # the YAML library, loaded by the first document
+
         self.content = _plain(content)
         self.value, self._lines = load(self.content)
         self.problems: list[Problem] = []

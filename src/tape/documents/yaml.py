@@ -22,9 +22,8 @@ from yaml.events import (
     ScalarEvent,
 )
 
+from tape.documents.paths import Path, render
 from tape.errors import InvalidDocument, Problem
-
-Path = tuple[str | int, ...]
 
 # Limits for documents, aliases expanded.
 MAX_VALUES = 100_000
@@ -221,11 +220,3 @@ def _scalar(event: ScalarEvent, path: Path) -> Any:
     if is_integer:
         return int(text, 0) if text[:2] in ("0x", "0o") else int(text)
     return float(text)
-
-
-def render(path: Path) -> str:
-    """A path as text: `spec.headers.directives[0].controls`."""
-    text = ""
-    for part in path:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else part
-    return text

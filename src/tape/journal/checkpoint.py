@@ -25,6 +25,7 @@ from cryptography.hazmat.primitives.serialization import (
     load_pem_public_key,
 )
 
+from tape.base import structs
 from tape.base.private_files import FILE_MODE, is_private
 from tape.errors import InvalidInput
 from tape.journal.appender import Head
@@ -90,7 +91,7 @@ def load(path: Path) -> SignedCheckpoint:
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES)
-        checkpoint = msgspec.json.decode(content, type=SignedCheckpoint)
+        checkpoint = structs.decode(content, SignedCheckpoint)
     except (OSError, UnicodeError, msgspec.DecodeError) as error:
         raise InvalidInput(f"--checkpoint {path} is no checkpoint of tape checkpoint: {error}.") from error
     parse_chain(checkpoint.chain, f"chain of --checkpoint {path}")

@@ -29,6 +29,9 @@ SYSTEM_SCOPE = "system"
 SERVICE = "service"
 SERVICE_SCOPES = frozenset({AGENT, WORKER, OPERATOR})
 
+# By how much the clock of an issuer of tokens may be ahead of ours.
+CLOCK_SKEW_S = 60.0
+
 # Every scope that a token or key can carry. Other words in a token's `scopes` belong to other systems and are left out.
 SCOPES = frozenset(
     {AGENT, WORKER, APPROVER, OPERATOR, ADMIN, RUNTIME, GATEWAY, FLEET, ALL_TENANTS, SYSTEM_SCOPE, SERVICE}

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 
 from tape.archive.files import ArchiveFile, check_file, files_in_range
 from tape.archive.table import ArchiveTable
+from tape.base import structs
 from tape.errors import ArchiveDamaged
 from tape.journal.appender import Head, read_head
 from tape.journal.chain_walk import ChainWalk
@@ -97,7 +98,7 @@ def read_archived_epochs(lake: ArchiveTable, files: Sequence[ArchiveFile]) -> li
         for row in table.filter(pc.equal(table.column("subject"), journal_diverged())).to_pylist():
             with contextlib.suppress(msgspec.MsgspecError):
                 facts = msgspec.json.decode(row["payload_json"], type=dict[str, object])
-                epoch = msgspec.convert({**facts, "ts_ms": row["ts_ms"]}, Epoch)
+                epoch = structs.convert({**facts, "ts_ms": row["ts_ms"]}, Epoch)
                 if epoch.resumes_at == row["global_seq"]:
                     epochs.append(epoch)
     return sorted(epochs, key=lambda epoch: epoch.resumes_at)

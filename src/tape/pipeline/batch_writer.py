@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import msgspec
 
+from tape.base import structs
 from tape.base.clock import now_ms
 from tape.base.retry import retry
 from tape.errors import BatchOutOfOrder, PipelineInput
@@ -316,7 +317,7 @@ def _find(tx: Transaction, producer: str, batch: str) -> _Seal | None:
     )
     if row is None:
         return None
-    return _Seal(msgspec.json.decode(row[0], type=list[StagedDrafts]), row[1], bool(row[2]), row[3])
+    return _Seal(structs.decode(row[0], list[StagedDrafts]), row[1], bool(row[2]), row[3])
 
 
 def _discard(tx: Transaction, stages: Sequence[str]) -> None:

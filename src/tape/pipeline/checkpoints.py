@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from tape.archive.location import open_filesystem
+from tape.base import structs
 from tape.base.clock import now_ms
 from tape.errors import CheckpointRefused
 from tape.model.entry import check_id
@@ -76,7 +77,7 @@ def bind_checkpoint(folder: str, wanted: Checkpoint) -> Checkpoint:
     filesystem = open_filesystem(folder)
     try:
         with filesystem.open_input_stream(NOTE) as note:
-            found = msgspec.json.decode(note.read(), type=Checkpoint)
+            found = structs.decode(note.read(), Checkpoint)
     except FileNotFoundError:
         if "://" not in folder:
             Path(folder).mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from tape.base import structs
 from tape.model.entry import Draft, checked
 from tape.pipeline.batch_writer import append_batch, stage
 from tape.sinks.dead_letters import write_dead_letters
@@ -44,7 +45,7 @@ class DeadLetterWriter:
         with path.open(encoding="utf-8") as lines:
             for line in lines:
                 try:
-                    found.add(msgspec.json.decode(line, type=_WrittenDeadLetter).global_seq)
+                    found.add(structs.decode(line, _WrittenDeadLetter).global_seq)
                 except msgspec.MsgspecError:
                     continue  # an incomplete line of a process that was killed
         return {number for number in found if number > after}

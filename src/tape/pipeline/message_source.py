@@ -18,6 +18,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
+from tape.base import structs
 from tape.brokers.log import LOGS, Log, LogRange, OffsetDelivery, first_offset, open_log
 from tape.errors import PipelineInput, SourceReplaced
 from tape.pipeline.options import count_option, flag_option, known_options
@@ -261,7 +262,7 @@ def _starting(text: str) -> str | Offsets:
     if text in ("committed", "earliest"):
         return text
     try:
-        return msgspec.json.decode(text, type=Offsets)
+        return structs.decode(text, Offsets)
     except msgspec.MsgspecError:
         raise PipelineInput(
             f"startingOffsets is {text!r}; use committed, earliest, or a JSON object of partitions and offsets."

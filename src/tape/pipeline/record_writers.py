@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from tape.base import structs
 from tape.engine.executions.execute import ExecuteRequest, checked_request
 from tape.engine.executions.offsets import OffsetRange, OffsetRecord, Outcome, checked_range, execute_range
 from tape.errors import ApiRefused, InvalidInput, ServerUnreachable, TapeError
@@ -116,7 +117,7 @@ def _decode(record: PendingRecord) -> OffsetRecord:
     try:
         if record.dead_letter is not None:
             return OffsetRecord(record.offset, checked(record.dead_letter.draft()))
-        request = msgspec.json.decode(record.execution, type=ExecuteRequest)
+        request = structs.decode(record.execution, ExecuteRequest)
         return OffsetRecord(record.offset, checked_request(request))
     except TapeError as error:
         return OffsetRecord(record.offset, error)

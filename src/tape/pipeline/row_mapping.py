@@ -11,6 +11,7 @@ import msgspec
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F  # noqa: N812  (the usual name)
 
+from tape.base import structs
 from tape.errors import PipelineInput
 from tape.pipeline.journal_writer import FIELDS
 
@@ -40,7 +41,7 @@ def read_mapping(path: str) -> FieldMapping:
     try:
         content = Path(path).read_bytes()
         given = tomllib.loads(content.decode()) if path.endswith(".toml") else msgspec.json.decode(content)
-        return msgspec.convert(given, FieldMapping)
+        return structs.convert(given, FieldMapping)
     except (OSError, ValueError) as error:
         raise PipelineInput(f"--mapping {path}: {error}") from error
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow as pa
 
+from tape.base import structs
 from tape.base.owner import process_name
 from tape.base.retry import RetryPolicy
 from tape.brokers.source import Delivery
@@ -215,5 +216,5 @@ def sum_reports(reports: list[str]) -> ExecutionReport:
     """Sum the reports of all tasks."""
     found = ExecutionReport()
     for text in reports:
-        found.add(msgspec.json.decode(text, type=ExecutionReport))
+        found.add(structs.decode(text, ExecutionReport))
     return found

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from tape.engine.security.audit import Audit
-from tape.engine.security.identity import KEY_ID_PREFIX, Authenticator
 from tape.engine.security.key_ring import KeyRing
 from tape.engine.security.tenant_aliases import TenantAliases
 from tape.errors import CertificateRejected, TokenRejected
@@ -28,6 +28,9 @@ from tape.model.service_key import has_key_prefix
 from tape.server.client_certificates import ClientCertificates
 from tape.server.open_streams import OpenStreams
 from tape.server.permissions import authorize
+
+if TYPE_CHECKING:
+    from tape.engine.security.identity import Authenticator
 
 # What a caller of an open server may do: everything but what is for gateways and the system itself.
 OPEN_SCOPES = frozenset({AGENT, WORKER, APPROVER, OPERATOR, ADMIN, RUNTIME, FLEET})
@@ -66,7 +69,7 @@ class Access:
         self._streams = OpenStreams()
         keys.on_ended = self._streams.end_keys
         if authenticator is not None:
-            authenticator.keys.on_withdrawn = lambda kids: self._streams.end_keys([KEY_ID_PREFIX + kid for kid in kids])
+            authenticator.on_withdrawn(self._streams.end_keys)
         self._open_scopes = OPEN_SCOPES - GUARDED_SCOPES if internal_token else OPEN_SCOPES
 
     @property

@@ -8,7 +8,7 @@ import logging
 import socket
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
@@ -34,8 +34,6 @@ from tape.engine.reactions.task_broker import TaskBroker
 from tape.engine.scrubber import Scrubber
 from tape.engine.security.artifacts import Artifacts
 from tape.engine.security.audit import Audit
-from tape.engine.security.identity import Authenticator
-from tape.engine.security.jwks import KeySet
 from tape.engine.security.key_ring import KeyRing
 from tape.engine.security.redaction import TenantRedactors
 from tape.engine.security.revoked_tokens import delete_expired
@@ -95,6 +93,9 @@ from tape.subscriptions.ingress.listeners import Listener, Listeners
 from tape.subscriptions.ingress.spooling_dispatch import SpoolingDispatch
 from tape.subscriptions.readiness import DatabaseReadiness
 from tape.subscriptions.runtime.supervisor import RuntimeSupervisor
+
+if TYPE_CHECKING:
+    from tape.engine.security.identity import Authenticator
 
 log = logging.getLogger(__name__)
 
@@ -468,6 +469,9 @@ def _http_limits(settings: Settings) -> HttpLimits:
 def _authenticator(settings: Settings) -> Authenticator | None:
     if not settings.auth_jwks:
         return None
+    from tape.engine.security.identity import Authenticator  # the libraries of tokens
+    from tape.engine.security.jwks import KeySet
+
     keys = KeySet(settings.auth_jwks, settings.auth_refresh_s, settings.auth_max_stale_s)
     for name in ("auth_issuer", "auth_audience"):
         if not getattr(settings, name):

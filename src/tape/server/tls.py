@@ -9,8 +9,6 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-from cryptography import x509
-
 from tape.base.config import TlsFiles
 from tape.base.telemetry.metrics import Metrics
 from tape.base.tls import refuse_password
@@ -169,6 +167,8 @@ def _read(name: str, path: str) -> bytes:
 
 def _expires_at(path: str, content: bytes) -> float:
     """When the first certificate of the chain expires, in seconds since 1970."""
+    from cryptography import x509  # most processes that import this module have no TLS
+
     try:
         chain = x509.load_pem_x509_certificates(content)
     except ValueError as error:

@@ -23,6 +23,7 @@ from tape.store.hooks import Hooks
 from tape.store.migrations import Migration, check_restored, known_migrations, migrate, pending_migrations
 from tape.store.readers import Readers
 from tape.store.reconnection import ReconnectingReader
+from tape.store.records import Record
 from tape.store.witness import Witness, open_backends
 from tape.store.writer import Bulk, Item, Single, Writer, WriterLimits
 
@@ -105,7 +106,7 @@ class Database(ABC):
 
     async def open(self) -> None:
         """Bring the schema up to date and start the writer and the readers."""
-        resolve_all()  # before there are threads
+        resolve_all(Record)  # before there are threads
         await asyncio.to_thread(self._prepare)
         self._writer = Writer(self.connect, self._limits, self.metrics, self._announce, self.witness, self.hooks)
         self._readers = Readers(self._connect_reader, self._reader_count, self.hooks)

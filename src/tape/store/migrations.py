@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib import resources
+from pathlib import Path
+from typing import NamedTuple
 
 from tape.base.clock import now_ms
 from tape.errors import RestoreUnfinished, SchemaTooNew
@@ -13,16 +13,16 @@ from tape.store.connection import DatabaseConnection, Dialect
 
 # The table that a store has while a backup is restored into it.
 RESTORE_MARKER = "tape_restore"
+_FOLDER = Path(__file__).with_name("migrations")
 _FILE = re.compile(r"(\d{4})_(\w+)\.(sqlite|postgres)\.sql")
 
 
-@dataclass(frozen=True, slots=True)
-class Migration:
-    """One step of the schema."""
+class Migration(NamedTuple):
+    """One step of the schema, and the file that has it."""
 
     number: int
     name: str
-    sql: str
+    file: Path
 
     def __str__(self) -> str:
         return f"{self.number:04d}_{self.name}"
@@ -30,11 +30,8 @@ class Migration:
 
 def known_migrations(dialect: Dialect) -> list[Migration]:
     """The migrations that this version of Tape ships, in order."""
-    found = []
-    for file in resources.files("tape.store").joinpath("migrations").iterdir():
-        if (match := _FILE.fullmatch(file.name)) and match[3] == dialect:
-            found.append(Migration(int(match[1]), match[2], file.read_text(encoding="utf-8")))
-    return sorted(found, key=lambda migration: migration.number)
+    files = [(_FILE.fullmatch(file.name), file) for file in _FOLDER.iterdir()]
+    return sorted(Migration(int(name[1]), name[2], file) for name, file in files if name and name[3] == dialect)
 
 
 def applied_migrations(connection: DatabaseConnection) -> list[tuple[int, str]]:
@@ -90,7 +87,7 @@ def migrate(connection: DatabaseConnection) -> list[Migration]:
 def apply_migrations(connection: DatabaseConnection, migrations: Sequence[Migration]) -> None:
     """Apply migrations in the transaction of the connection."""
     for migration in migrations:
-        connection.run_script(migration.sql)
+        connection.run_script(migration.file.read_text(encoding="utf-8"))
         connection.execute(
             "INSERT INTO tape_migrations (number, name, applied_at_ms) VALUES (?, ?, ?)",
             migration.number,

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tape.base.structs import resolve
-from tape.store import Transaction
+from tape.base import structs
+from tape.store.transaction import Transaction
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
@@ -25,15 +25,12 @@ def columns(kind: type[Record]) -> str:
 
 def load(kind: type[R], row: Sequence[Any] | None) -> R | None:
     """The record of a row, if there is one."""
-    if row is None:
-        return None
-    resolve(kind)
-    return msgspec.convert(row, kind, strict=False)
+    return None if row is None else structs.convert(row, kind, strict=False)
 
 
 def load_all(kind: type[R], rows: Sequence[Sequence[Any]]) -> list[R]:
     """The records of rows."""
-    resolve(kind)
+    structs.resolve(kind)
     return [msgspec.convert(row, kind, strict=False) for row in rows]
 
 

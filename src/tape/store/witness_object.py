@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from tape.base import structs
 from tape.base.owner import new_owner
 from tape.base.url_mask import mask_urls
 from tape.errors import InvalidConfig, MissingExtra
@@ -116,7 +117,7 @@ class WitnessObject:
     def _read(self, path: str) -> Tail | None:
         try:
             content = msgspec.json.decode(bytes(self._obstore.get(self._store, path).bytes()))
-            tail = msgspec.convert({**content, "chain": bytes.fromhex(content["chain"])}, Tail)
+            tail = structs.convert({**content, "chain": bytes.fromhex(content["chain"])}, Tail)
         except FileNotFoundError:
             return None
         except (msgspec.MsgspecError, KeyError, TypeError, ValueError) as error:

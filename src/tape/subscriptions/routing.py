@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from tape.base import structs
 from tape.model.entry import MAX_ID_BYTES
 from tape.model.tenant_names import plain_name
 from tape.subscriptions.document.spec import ROUTING, BatchSpec, HeaderRule, Subscription, TraceSpec
@@ -95,7 +96,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @classmethod
     def from_json(cls, text: bytes | str) -> Plan:
         """The plan that `to_json` wrote."""
-        return msgspec.json.decode(text, type=cls)
+        return structs.decode(text, cls)
 
 
 def resolve(subscription: Subscription, message: SourceMessage) -> Plan:

@@ -13,12 +13,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tape.engine.security.redaction import MEDIA, Redactor, is_secret
+from tape.engine.security.redaction.detectors import CONTEXTS, VENDORS, Detector
 from tape.engine.security.redaction.keys import STEMS
+from tape.engine.security.redaction.patterns import compiled
 from tape.errors import InvalidJson, RedactionFailed
 from tape.model.service_key import make_key
 
 REDACTOR = Redactor(["order.paid", "metric.*"])
 PNG = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(300)).decode()
+
+
+@pytest.mark.parametrize("detector", [*CONTEXTS, *VENDORS], ids=lambda detector: detector.rule)
+def test_every_pattern_compiles(detector: Detector) -> None:
+    assert compiled(detector.pattern).search(b"nothing") is None
 
 
 @pytest.mark.parametrize(

@@ -19,9 +19,10 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from tape.subscriptions.ingress.handshakes import Handshake, answer_handshake
 from tape.subscriptions.ingress.push_message import message_from_push
 from tape.subscriptions.ingress.verification import certificates
-from tape.subscriptions.ingress.verification.certificates import PAYPAL, SNS, is_address_of, read_signing_key
+from tape.subscriptions.ingress.verification.certificates import PAYPAL, SNS, is_address_of
 from tape.subscriptions.ingress.verification.delivery import DeliveryRejection, PushDelivery
-from tape.subscriptions.ingress.verification.oidc import IssuerKeys
+from tape.subscriptions.ingress.verification.issuer_keys import IssuerKeys
+from tape.subscriptions.ingress.verification.rsa_signatures import read_signing_key
 from tape.subscriptions.ingress.verification.verify import VerifiedDelivery, verify_delivery
 from tests.subscriptions.ingress.provider_host import ProviderHost, Signer, provider_host
 from tests.subscriptions.ingress.test_presets import NOW, listening
@@ -176,7 +177,7 @@ def expired(name: str) -> bytes:
 
 
 def test_a_certificate_must_be_valid_now_named_for_its_provider_and_strong(tmp_path: Path, sns: Signer) -> None:
-    assert read_signing_key(SNS, sns.pem)[0].key_size == 2_048
+    assert read_signing_key(sns.pem, SNS.name)[0].key_size == 2_048
     for provider, pem, why in (
         (SNS, expired("sns.amazonaws.com"), "it is valid from"),
         (PAYPAL, sns.pem, "it is for sns.amazonaws.com"),
@@ -184,7 +185,7 @@ def test_a_certificate_must_be_valid_now_named_for_its_provider_and_strong(tmp_p
         (SNS, b"no certificate", "PEM"),
     ):
         with pytest.raises(ValueError, match=why):
-            read_signing_key(provider, pem)
+            read_signing_key(pem, provider.name)
 
 
 # ── confirmations ────────────────────────────────────────────────────────────────────────────────

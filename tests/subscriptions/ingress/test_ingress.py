@@ -25,7 +25,7 @@ from tape.subscriptions.events import SubscriptionEvent
 from tape.subscriptions.ingress.ingress import AdmittedMessage, Ingress, IngressResponse, admit
 from tape.subscriptions.ingress.listeners import Listener, Listeners
 from tape.subscriptions.ingress.verification.delivery import DeliveryRejection, PushDelivery
-from tape.subscriptions.ingress.verification.oidc import IssuerKeys
+from tape.subscriptions.ingress.verification.issuer_keys import IssuerKeys
 from tape.subscriptions.routing import Plan
 from tape.subscriptions.runtime.flow_limits import FlowLimiter
 from tests.subscriptions.specs import subscription

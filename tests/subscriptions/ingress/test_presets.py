@@ -17,7 +17,7 @@ from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.document.validator import parse_subscription
 from tape.subscriptions.ingress.push_message import message_from_push
 from tape.subscriptions.ingress.verification.delivery import DeliveryRejection, PushDelivery, RequestTarget
-from tape.subscriptions.ingress.verification.oidc import IssuerKeys
+from tape.subscriptions.ingress.verification.issuer_keys import IssuerKeys
 from tape.subscriptions.ingress.verification.verify import VerifiedDelivery, verify_delivery
 
 NOW = 1_700_000_000

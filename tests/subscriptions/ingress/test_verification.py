@@ -19,7 +19,7 @@ from tape.engine.security import jwks
 from tape.errors import InvalidConfig
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.ingress.verification.delivery import DeliveryRejection, PushDelivery
-from tape.subscriptions.ingress.verification.oidc import IssuerKeys
+from tape.subscriptions.ingress.verification.issuer_keys import IssuerKeys
 from tape.subscriptions.ingress.verification.verify import VerifiedDelivery, verify_delivery
 from tests.subscriptions import issuer as issuing
 from tests.subscriptions.issuer import ACCOUNT, AUDIENCE, CURVE, ROGUE, Issuer, token, unsigned

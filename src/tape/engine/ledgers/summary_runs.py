@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
+from tape.base import structs
 from tape.base.clock import now_ms
-from tape.base.structs import resolve
 from tape.engine.ledgers.run_record import COLUMNS, PLAYBOOKS, Run
 from tape.errors import EntryDamaged, NotFound
 from tape.journal.appender import Appender
@@ -222,8 +222,7 @@ def _subject(pool: str) -> str:
 
 
 def _decode(payload_json: str) -> SharedCommand:
-    resolve(SharedCommand)
-    return msgspec.json.decode(payload_json, type=SharedCommand)
+    return structs.decode(payload_json, SharedCommand)
 
 
 def find_begin(reader: Reader | Transaction, run_id: str) -> tuple[Entry, SharedCommand, int] | None:

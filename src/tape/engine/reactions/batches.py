@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tape.base import structs
 from tape.base.ids import new_time_ordered_id
 from tape.engine.ledgers import summary_runs
 from tape.engine.ledgers.run_record import PLAYBOOKS, Run
@@ -48,7 +49,7 @@ def split(tx: Transaction, task: Task, run: Run, now: int) -> None:
     if run.status is RunStatus.CANCELLED:
         return
     entry, command = summary_runs.read_shared(tx, run.run_id)
-    detail = msgspec.json.decode(run.detail_json or "{}", type=_Detail)
+    detail = structs.decode(run.detail_json or "{}", _Detail)
     is_whole = run.status is not RunStatus.TERMINAL
     failed = [_Failed(index) for index in range(len(command.runs))] if is_whole else detail.failed
     rows = tx.query(

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from tape.base.structs import resolve
+from tape.base import structs
 from tape.model.entry import Entry
 from tape.model.reaction_states import POOL, TaskStatus
 from tape.model.shared_command import SUMMARY
@@ -52,8 +52,7 @@ def conditions_of(reaction_id: str, entry: Entry) -> TaskConditions:
     is_command = reaction_id.startswith(POOL) and entry.kind == "command"
     if not is_command or not any(name in text for name in _NAMES):
         return UNCONDITIONAL
-    resolve(TaskConditions)
-    return msgspec.json.decode(text, type=TaskConditions)
+    return structs.decode(text, TaskConditions)
 
 
 def find_open_keys(tx: Transaction, reaction_id: str, keys: Collection[str]) -> set[str]:

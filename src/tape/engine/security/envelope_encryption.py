@@ -2,15 +2,14 @@
 
 Both layers are AES-256-GCM with alias and version as associated data: a secret that was sealed for one alias and
 version does not open as another.
+
+The library is imported by the first secret: most servers start without one.
 """
 
 from __future__ import annotations
 
 import os
 from typing import NamedTuple, Protocol
-
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from tape.errors import SecretDamaged
 
@@ -46,7 +45,7 @@ class SealedSecret(NamedTuple):
 
 def seal(secret: bytes, binding: str, keys: MasterKeys) -> SealedSecret:
     """Seal a secret with a fresh data key. It is opened once right away: what cannot be read is not kept."""
-    data_key = AESGCM.generate_key(KEY_BYTES * 8)
+    data_key = os.urandom(KEY_BYTES)
     master_key, wrapped = keys.wrap(data_key, _associated_data("key", binding))
     sealed = SealedSecret(master_key, wrapped, encrypt(data_key, secret, _associated_data("secret", binding)))
     if unseal(sealed, binding, keys) != secret:  # pragma: no cover - a broken key service
@@ -62,12 +61,17 @@ def unseal(sealed: SealedSecret, binding: str, keys: MasterKeys) -> bytes:
 
 def encrypt(key: bytes, plain: bytes, associated_data: bytes) -> bytes:
     """Nonce, ciphertext and tag in one."""
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
     nonce = os.urandom(NONCE_BYTES)
     return nonce + AESGCM(key).encrypt(nonce, plain, associated_data)
 
 
 def decrypt(key: bytes, blob: bytes, associated_data: bytes) -> bytes:
     """Decrypt what `encrypt` returned. Raises SecretDamaged if key, associated data or content differ."""
+    from cryptography.exceptions import InvalidTag
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
     try:
         return AESGCM(key).decrypt(blob[:NONCE_BYTES], blob[NONCE_BYTES:], associated_data)
     except (InvalidTag, ValueError):

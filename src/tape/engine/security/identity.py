@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jwt
@@ -12,14 +12,12 @@ import msgspec
 from tape.engine.security.jwks import ALGORITHMS, KeySet
 from tape.errors import IdentityRequired, InvalidPattern, SessionOutOfReach, TokenRejected
 from tape.model.grants import compile_grants
-from tape.model.principal import Principal, expand_scopes
+from tape.model.principal import CLOCK_SKEW_S, Principal, expand_scopes
 
 # Verifying a signature takes about 0.1 ms, so verified tokens are cached.
 MAX_CACHED_TOKENS = 1_024
 # A token whose `exp` is further ahead is rejected, unless the server is configured otherwise.
 MAX_LIFETIME_S = 86_400.0
-# By how much the clock of an issuer may be ahead of ours.
-CLOCK_SKEW_S = 60.0
 # Times beyond this are no times; JSON can write integers that no float holds.
 MAX_TIME_S = 1 << 53
 # The key of a principal that came from a JWT: this and the `kid` of the token.
@@ -54,6 +52,10 @@ class Authenticator:
         self.keys.check_fresh()
         self._check_claims(claims)
         return _principal_of(claims, session, KEY_ID_PREFIX + kid)
+
+    def on_withdrawn(self, report: Callable[[Sequence[str]], None]) -> None:
+        """Call `report` with the `key_id` of principals whose key is withdrawn."""
+        self.keys.on_withdrawn = lambda kids: report([KEY_ID_PREFIX + kid for kid in kids])
 
     def is_withdrawn(self, principal: Principal) -> bool:
         """Whether the key that a principal was verified with has been withdrawn."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from tape.base import structs
 from tape.engine.security.envelope_encryption import KEY_BYTES, decrypt, encrypt
 from tape.errors import SecretDamaged, WalletLocked
 
@@ -93,7 +94,7 @@ class KeyFile:
                 " `tape wallet set` makes one where there are no secrets yet."
             ) from error
         try:
-            content = msgspec.json.decode(text, type=_Content)
+            content = structs.decode(text, _Content)
         except (msgspec.DecodeError, UnicodeDecodeError):
             content = None
         if content is None or content.primary not in content.keys:

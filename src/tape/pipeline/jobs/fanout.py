@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
+from tape.base import structs
 from tape.base.retry import UNLIMITED, Backoff, RetryPolicy
 from tape.errors import FanoutBlocked
 from tape.journal.appender import read_head
@@ -89,7 +90,7 @@ def fanout(
         head = query_store(store, read_head)
         checkpoint = begun = wanted.at(head.global_seq if from_now else head.oldest - 1)
         transact(store, lambda tx: save_checkpoint(tx, begun))
-    state, backoff = msgspec.convert(checkpoint.state, FanoutTotals), Backoff(RETRY)
+    state, backoff = structs.convert(checkpoint.state, FanoutTotals), Backoff(RETRY)
     writer = DeadLetterWriter(store, name, dead_letter_target)
     while not context.is_stopping:
         after = checkpoint.position

@@ -15,6 +15,7 @@ import msgspec
 from pyspark.sql import functions as F  # noqa: N812  (the usual name)
 
 from tape.archive.location import resolve_url
+from tape.base import structs
 from tape.engine.reactions import backfill
 from tape.engine.reactions.matches import Match
 from tape.engine.reactions.reaction import Reaction
@@ -122,7 +123,7 @@ class _Backfill:
     def __init__(self, spark: SparkSession, store: str, reaction: Reaction, lake: str, checkpoint: Checkpoint) -> None:
         self._spark, self._store, self._reaction, self._lake = spark, store, reaction, lake
         self._checkpoint = checkpoint
-        self._state = msgspec.convert(checkpoint.state, BackfillTotals)
+        self._state = structs.convert(checkpoint.state, BackfillTotals)
         self._compiled = backfill.index_reaction(reaction).reactions[reaction.reaction_id]
         self._simulation: Simulation[Match] = Simulation(reaction.debounce_ms)
         self._round = BackfillTotals(0, 0)

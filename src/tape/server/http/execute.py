@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tape.base import structs
 from tape.engine.executions.execute import MAX_BATCH, ExecuteRequest, Result, checked_request, execute_batch
 from tape.engine.ledgers import runs
 from tape.engine.ledgers.run_record import PLAYBOOKS
@@ -149,6 +150,6 @@ class _Lane(msgspec.Struct):
 def _lane_of(item: msgspec.Raw) -> set[str]:
     """The lane of an invalid request; empty if the lane is invalid too."""
     try:
-        return {msgspec.json.decode(item, type=_Lane).lane} - {""}
+        return {structs.decode(item, _Lane).lane} - {""}
     except (msgspec.DecodeError, UnicodeDecodeError):
         return set()

@@ -12,6 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tape.base import structs
 from tape.errors import (
     InternalTokenUnset,
     InvalidDocument,
@@ -75,7 +76,7 @@ def decode(body: bytes | msgspec.Raw, kind: type[T]) -> T:
     """Decode a body. Raises InvalidRequest if it is not JSON, InvalidInput if it has another shape."""
     check_depth(bytes(body))
     try:
-        return msgspec.json.decode(body, type=kind)
+        return structs.decode(body, kind)
     except msgspec.ValidationError as error:
         raise InvalidInput(f"the request cannot be decoded: {error}.") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -11,12 +11,11 @@ from starlette.responses import Response
 
 from tape.base.clock import now_ms
 from tape.engine.security import service_keys
-from tape.engine.security.identity import CLOCK_SKEW_S
 from tape.engine.security.key_ring import KeyRing
 from tape.engine.security.revoked_tokens import revoke_token
 from tape.engine.security.service_keys import IssuedKey, KeyRequest
 from tape.errors import InvalidInput, ScopeRequired
-from tape.model.principal import current_principal
+from tape.model.principal import CLOCK_SKEW_S, current_principal
 from tape.server.http.internal import answer, read_request
 from tape.store import Database
 

@@ -9,6 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tape.base import structs
 from tape.engine.executions.execute import ExecuteRequest, checked_request, execute_batch
 from tape.engine.security.wallet import Wallet
 from tape.errors import NotFound, TapeError
@@ -37,7 +38,7 @@ class RunStarter:
 
     async def __call__(self, listener: Listener, admitted: AdmittedMessage) -> RunDispatchResult:
         body = request_of(listener.ref, admitted.plan, EMITTER)
-        request = checked_request(msgspec.convert(body, ExecuteRequest), self._max_bytes)
+        request = checked_request(structs.convert(body, ExecuteRequest), self._max_bytes)
         size = len(admitted.message.body or b"") * 2 + RUN_OVERHEAD_BYTES
         result = await self._database.write_bulk(execute_batch, request, size)
         if isinstance(result, TapeError):

@@ -12,6 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tape.base import structs
 from tape.base.telemetry.tracing import parse_traceparent
 from tape.errors import InvalidInput, InvalidRequest
 from tape.journal.journal import Journal
@@ -160,6 +161,6 @@ def _request_id(event: CloudEvent, caller: Principal) -> str:
 
 def _decode(body: bytes | msgspec.Raw, kind: Any) -> Any:
     try:
-        return msgspec.json.decode(body, type=kind)
+        return structs.decode(body, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"failed to decode request body: {error}") from error

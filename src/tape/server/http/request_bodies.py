@@ -9,6 +9,7 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from tape.base import structs
 from tape.errors import InvalidRequest, RequestTooLarge
 from tape.model.json_depth import check_depth
 from tape.server.admission import TICKET, Ticket
@@ -46,7 +47,7 @@ async def read_json(request: Request, kind: type[T], limit: int) -> T:
         raise InvalidRequest(f"failed to read request body: {error}") from error
     check_depth(body)
     try:
-        return msgspec.json.decode(body or b"{}", type=kind)
+        return structs.decode(body or b"{}", kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"failed to decode request body: {error}") from error
 

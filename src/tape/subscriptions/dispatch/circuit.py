@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tape.base import structs
 from tape.subscriptions.routing import route_downstream
 
 
@@ -189,7 +190,7 @@ class Circuits:
 
     def restore(self, snapshot: bytes, now_ms: int) -> None:
         """Restore a snapshot. Downstreams that are no longer declared are ignored."""
-        for name, state in msgspec.json.decode(snapshot, type=dict[str, CircuitState]).items():
+        for name, state in structs.decode(snapshot, dict[str, CircuitState]).items():
             if name in self._circuits:
                 self._circuits[name] = circuit = self._make(state=state)
                 circuit.abandon_probe(now_ms)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tape.base import structs
 from tape.base.clock import now_ms
 from tape.engine.executions.execute import ExecuteRequest, checked_request, execute_batch
 from tape.engine.executions.outcomes import read_outcomes
@@ -87,7 +88,7 @@ class WriterDispatch:
     def _wanted(self, plan: Plan, lane: str = "") -> _Wanted | RunDispatchResult:
         body = request_of(self._ref, plan, self._emitter, self._worker_id) | ({"lane": lane} if lane else {})
         try:
-            request = checked_request(msgspec.convert(body, ExecuteRequest), self._max_bytes)
+            request = checked_request(structs.convert(body, ExecuteRequest), self._max_bytes)
         except TapeError as error:
             return _failed(error)
         return _Wanted(request, len(msgspec.json.encode(plan.payload)) + RUN_OVERHEAD_BYTES)

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import msgspec
 
+from tape.base import structs
 from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions.dispatch.circuit import Circuits
 from tape.subscriptions.routing import DedupKey, Plan
@@ -133,7 +134,7 @@ class OrderedDispatch:
 
 def _replay_plan(item: SpoolItem, now_ms: int) -> Plan:
     """The plan of a spooled message, with a dedup key: it can be dispatched already if its removal failed."""
-    plan = msgspec.convert(item.plan, Plan)
+    plan = structs.convert(item.plan, Plan)
     if plan.dedup is None:
         dedup = DedupKey(item.ref, _REPLAY_WINDOW_S)
     else:

@@ -8,8 +8,8 @@ from typing import Any
 
 from tape.documents.document import Node, nearest
 from tape.documents.fields import Shape
+from tape.documents.paths import render
 from tape.documents.reader import ProblemTexts
-from tape.documents.yaml import render
 
 # Texts of single fields. `[]` stands for any item of a list.
 _MISSING = {

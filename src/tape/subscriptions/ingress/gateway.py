@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from tape.base import structs
 from tape.errors import ApiRefused, PayloadTooLarge, ServerUnreachable, TapeError
 from tape.model.dispatch_result import RunDispatchResult
 from tape.subscriptions.api_client import Control
@@ -52,7 +53,7 @@ class RemoteListeners:
             raise
         return Listener(
             name=name,
-            subscription=msgspec.convert(found["subscription"], Subscription),
+            subscription=structs.convert(found["subscription"], Subscription),
             subscription_id=int(found["subscription_id"]),
             state=found["state"],
             secrets=tuple(found["secrets"]),

@@ -23,7 +23,7 @@ from tape.subscriptions.ingress.listeners import Listener, Listeners
 from tape.subscriptions.ingress.push_message import message_from_push
 from tape.subscriptions.ingress.rejections import UNKNOWN_LISTENER, EmitEvents, IngressEvents
 from tape.subscriptions.ingress.verification.delivery import POSTED, DeliveryRejection, PushDelivery, RequestTarget
-from tape.subscriptions.ingress.verification.oidc import NO_KEYS, IssuerKeys
+from tape.subscriptions.ingress.verification.issuer_keys import NO_KEYS, IssuerKeys
 from tape.subscriptions.ingress.verification.verify import verify_delivery
 from tape.subscriptions.message import SourceMessage
 from tape.subscriptions.routing import Plan, resolve

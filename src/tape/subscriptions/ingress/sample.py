@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from tape.base import structs
 from tape.errors import InvalidSample
 
 MAX_SAMPLE_BYTES = 64 << 20
@@ -66,7 +67,7 @@ class _JsonSample(msgspec.Struct, forbid_unknown_fields=True):
 
 def _read_json(data: bytes) -> SavedRequest:
     try:
-        sample = msgspec.json.decode(data, type=_JsonSample)
+        sample = structs.decode(data, _JsonSample)
         body = base64.b64decode(sample.body_base64, validate=True) if sample.body_base64 else sample.body.encode()
     except (msgspec.MsgspecError, UnicodeDecodeError, binascii.Error, ValueError) as error:
         raise InvalidSample(

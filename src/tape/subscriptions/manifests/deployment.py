@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from tape.base.config import HTTP_ALLOW_VARIABLE
+from tape.base.allow_list import HTTP_ALLOW_VARIABLE
 from tape.errors import NotDeployable
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.manifests.names import object_name

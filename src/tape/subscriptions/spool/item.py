@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from tape.base import structs
 from tape.errors import DamagedSpoolItem
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9\-_.]")
@@ -54,7 +55,7 @@ class SpoolItem(msgspec.Struct, kw_only=True, omit_defaults=True):
 def decode(key: str, data: bytes) -> SpoolItem:
     """The item of an object. Raises DamagedSpoolItem if any bit of it changed."""
     try:
-        item = msgspec.json.decode(data, type=SpoolItem)
+        item = structs.decode(data, SpoolItem)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise DamagedSpoolItem(f"{key} is torn or is no spooled message: {error}.") from error
     if item.seal != _seal(item) or item.sha256 != digest(item.message.get("data")):

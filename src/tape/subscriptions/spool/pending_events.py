@@ -11,6 +11,7 @@ from itertools import islice
 
 import msgspec
 
+from tape.base import structs
 from tape.base.ids import new_suffix
 from tape.errors import ApiRefused, SpoolUnavailable, TapeError
 from tape.subscriptions.events import SubscriptionEvent
@@ -169,7 +170,7 @@ class PendingEvents:
     async def _decoded(self, key: str, data: bytes) -> list[SubscriptionEvent]:
         """The events of an object; a damaged object is quarantined."""
         try:
-            return msgspec.json.decode(data, type=list[SubscriptionEvent])
+            return structs.decode(data, list[SubscriptionEvent])
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             log.error("Stored events are damaged, quarantined as %s: %s", key, error)
             await self._backend.put(Area.QUARANTINE, [(key, data)])

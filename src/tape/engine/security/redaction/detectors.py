@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import re2  # type: ignore[import-untyped]  # google-re2 ships no types
 
 from tape.engine.security.redaction.findings import Hide
 from tape.engine.security.redaction.formats import FORMATS
 from tape.engine.security.redaction.keys import Secrecy, secrecy
 from tape.engine.security.redaction.media import DATA_URL, describe_data_url
+from tape.engine.security.redaction.patterns import compiled, escape
 
 # Fewer different characters than this are a placeholder such as `ghp_xxxxxxxx`.
 MIN_VARIETY = 7
@@ -22,9 +22,9 @@ MIN_VARIETY = 7
 MIN_MIXED_CHARS = 12
 
 # `${TOKEN}`, `$TOKEN`, `%TOKEN%`, `<token>`, `{token}`, `{{ token }}`, `***`, `***:1f3870be274f` and `[REDACTED]`.
-_PLACEHOLDER = re2.compile(
-    rb"^(?:\$|\$\{[^{}]*\}|\$[A-Z_][A-Z0-9_]*|%[A-Za-z_]+%|<[^<>]*>|\{[a-z_]+\}|\{\{[^{}]*\}\}"
-    rb"|\*+(?::[0-9a-f]{12})?|\[[A-Za-z_ ]+\])$"
+_PLACEHOLDER = (
+    r"^(?:\$|\$\{[^{}]*\}|\$[A-Z_][A-Z0-9_]*|%[A-Za-z_]+%|<[^<>]*>|\{[a-z_]+\}|\{\{[^{}]*\}\}"
+    r"|\*+(?::[0-9a-f]{12})?|\[[A-Za-z_ ]+\])$"
 )
 _PLACEHOLDER_BEGINS = frozenset(b"$%<{*[")
 _PLACEHOLDER_WORDS = frozenset(
@@ -42,7 +42,7 @@ class Detector:
 
     rule: str
     hints: tuple[bytes, ...]
-    pattern: Any
+    pattern: str
     is_secret: Callable[[Any], bool]
     replace: Callable[[Any, Hide], bytes] | None = None
 
@@ -55,7 +55,7 @@ class Detector:
 
     def find(self, text: bytes, hide: Hide) -> Iterator[tuple[int, int, bytes] | None]:
         """Yield the span and the replacement of every secret, and None for every match that is none."""
-        for match in self.pattern.finditer(text):
+        for match in compiled(self.pattern).finditer(text):
             if not self.is_secret(match):
                 yield None
             elif self.replace is not None:
@@ -70,7 +70,7 @@ def is_placeholder(value: bytes) -> bool:
     if not value:
         return True
     if value[0] in _PLACEHOLDER_BEGINS:
-        return _PLACEHOLDER.search(value) is not None
+        return compiled(_PLACEHOLDER).search(value) is not None
     if value[0] in b"xX.":
         return 2 < len(value) <= 40 and len(set(value)) == 1
     return len(value) < 10 and value.lower() in _PLACEHOLDER_WORDS
@@ -279,17 +279,16 @@ _CONTEXTS: tuple[
 )
 # Searched in the lower-case text for hints.
 CONTEXTS = tuple(
-    Detector(rule, tuple(hint.encode() for hint in hints), re2.compile(pattern.encode()), check, replace)
+    Detector(rule, tuple(hint.encode() for hint in hints), pattern, check, replace)
     for rule, hints, _, pattern, check, replace in _CONTEXTS
 )
 VENDORS = tuple(
-    Detector(rule, tuple(hint.encode() for hint in hints), re2.compile(pattern.encode()), _is_varied)
-    for rule, hints, pattern in FORMATS
+    Detector(rule, tuple(hint.encode() for hint in hints), pattern, _is_varied) for rule, hints, pattern in FORMATS
 )
 # What a text must have for a format, and for any detector, to find something in it.
 VENDOR_GATE = "|".join(
     [
-        *(re2.escape(hint) for _, hints, _ in FORMATS for hint in hints),
+        *(escape(hint) for _, hints, _ in FORMATS for hint in hints),
         *(f"(?:{pattern})" for _, hints, pattern in FORMATS if not hints),
     ]
 )

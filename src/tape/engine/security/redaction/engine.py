@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import msgspec
-import re2  # type: ignore[import-untyped]  # google-re2 ships no types
 
 from tape.base.redaction_policy import DEFAULT_POLICY, HASH, RedactionPolicy
 from tape.engine.security.redaction.detectors import GATE
 from tape.engine.security.redaction.findings import SecretSpan, keyed_hash, mask, replace_spans
 from tape.engine.security.redaction.keys import STEMS
 from tape.engine.security.redaction.media import MEDIA
+from tape.engine.security.redaction.patterns import compiled, escape
 from tape.engine.security.redaction.scanner import Scanner, too_deep
 from tape.engine.security.redaction.texts import TextSearch
 from tape.errors import InvalidJson
@@ -23,18 +23,17 @@ from tape.errors import InvalidJson
 # Where a text can have a secret by value. An escape \u00.. or \/ can spell a character of a pattern, and a string that
 # begins with a brace or bracket can be JSON.
 _TEXTS = GATE.replace("(?:\\\\*[\\\"'])?", "(?:\\\\+[\\\"']|')?") + (
-    r"|\\u00[2-7]|\\/|\"[\[{]|" + "|".join('"' + re2.escape(head).replace("/", r"\\?/") for head in MEDIA)
+    r"|\\u00[2-7]|\\/|\"[\[{]|" + "|".join('"' + escape(head).replace("/", r"\\?/") for head in MEDIA)
 )
 # Where the end of a string, which may be a key, has the stem of a secret's name.
 _KEYS = r"(?i:(?:" + "|".join(STEMS) + r")[a-z0-9_.\- \]ñ]*\\*\")"
-_TEXT_GATE = re2.compile(_TEXTS.encode())
-_GATE = re2.compile(f"{_KEYS}|{_TEXTS}".encode())
+_GATE = f"{_KEYS}|{_TEXTS}"
 
 
 def may_have_secret(payloads: Iterable[str]) -> bool:
     """Return whether one of the payloads can have a secret. If not, a redactor finds none in any of them."""
     # The end of a line ends a word, as the end of a payload does, so that no pattern is missed among others.
-    return _GATE.search("\n".join(payloads).encode(errors="surrogatepass")) is not None
+    return compiled(_GATE).search("\n".join(payloads).encode(errors="surrogatepass")) is not None
 
 
 class Redactor:
@@ -67,7 +66,7 @@ class Redactor:
         data = payload_json.encode(errors="surrogatepass")
         try:
             msgspec.json.decode(data)
-            search = TextSearch(self._hide) if _TEXT_GATE.search(data) is not None else None
+            search = TextSearch(self._hide) if compiled(_TEXTS).search(data) is not None else None
             return Scanner(payload_json, search, self._hide, self.policy.allow_keys).scan()
         except RecursionError as error:
             raise too_deep() from error

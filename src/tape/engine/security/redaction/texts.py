@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import re2  # type: ignore[import-untyped]  # google-re2 ships no types
-
 from tape.engine.security.redaction.detectors import CONTEXTS, GATE, VENDOR_GATE, VENDORS, Detector
 from tape.engine.security.redaction.findings import HIDDEN, Hide
 from tape.engine.security.redaction.media import describe_media
+from tape.engine.security.redaction.patterns import compiled
 
 # A text shorter than this is hidden by its key only.
 MIN_CHARS = 8
 # Suspicious texts and matches of one payload. Beyond them, further suspicious texts are hidden as a whole, which limits
 # the time that one payload takes.
 MAX_MATCHES = 10_000
-
-_GATE = re2.compile(GATE.encode())
-_VENDOR_GATE = re2.compile(VENDOR_GATE.encode())
 
 
 class RedactedText(NamedTuple):
@@ -42,7 +38,7 @@ class TextSearch:
         if note := describe_media(text):
             return RedactedText(note, ("media",))
         data = text.encode(errors="surrogatepass")
-        if _GATE.search(data) is None:
+        if compiled(GATE).search(data) is None:
             return None
         spans: list[tuple[int, int, bytes, str]] = []
         self._matches_left -= 1
@@ -63,7 +59,7 @@ def _detectors_for(data: bytes) -> Iterator[Detector]:
     for detector in CONTEXTS:
         if detector.can_match(lowered):
             yield detector
-    if _VENDOR_GATE.search(data) is not None:
+    if compiled(VENDOR_GATE).search(data) is not None:
         for detector in VENDORS:
             if detector.can_match(data):
                 yield detector

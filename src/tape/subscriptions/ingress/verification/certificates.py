@@ -16,14 +16,10 @@ import time
 import zlib
 from collections import OrderedDict, deque
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import msgspec
-from cryptography import x509
-from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from tape.base.addresses import PUBLIC_ONLY
 from tape.base.http import HttpClient, shown
@@ -32,6 +28,9 @@ from tape.subscriptions.document.verify_spec import VerifySpec
 from tape.subscriptions.ingress.verification.delivery import DeliveryRejection, PushDelivery
 from tape.subscriptions.ingress.verification.scheme import tolerance_of
 from tape.subscriptions.ingress.verification.trace import NO_TRACE, VerificationTrace, shorten
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +41,6 @@ FAILED_S = 60.0
 MAX_KEPT = 32
 # Certificates fetched in a minute at most: senders that are not verified yet choose the address.
 MAX_FETCHES_PER_MINUTE = 10
-MIN_KEY_BITS = 2_048
 MAX_SIGNATURE_CHARS = 2_048
 
 MISSING = DeliveryRejection(401, "missing_signature")
@@ -94,7 +92,7 @@ def is_address_of(provider: CertificateProvider, url: str) -> bool:
 
 
 class _Kept(NamedTuple):
-    key: rsa.RSAPublicKey | DeliveryRejection
+    key: RSAPublicKey | DeliveryRejection
     until: float
 
 
@@ -119,7 +117,7 @@ class SigningCertificates:
         if self._http is not None:
             self._http.close()
 
-    async def key(self, provider: CertificateProvider, url: str) -> rsa.RSAPublicKey | DeliveryRejection:
+    async def key(self, provider: CertificateProvider, url: str) -> RSAPublicKey | DeliveryRejection:
         """The public key of the certificate at an address of the provider, or the reason why there is none."""
         if not is_address_of(provider, url):
             return WRONG_HOST
@@ -156,38 +154,15 @@ class SigningCertificates:
         if response.status != 200:
             log.warning("the certificate at %s cannot be fetched: status %d", shown(url), response.status)
             return _Kept(UNAVAILABLE, failed_until)
+        # The library of certificates is for these senders only.
+        from tape.subscriptions.ingress.verification.rsa_signatures import read_signing_key
+
         try:
-            key, expires_at = read_signing_key(provider, response.body)
+            key, expires_at = read_signing_key(response.body, provider.name)
         except ValueError as error:
             log.warning("the certificate at %s is not used: %s", shown(url), error)
             return _Kept(INVALID, failed_until)
         return _Kept(key, min(time.time() + KEPT_S, expires_at))
-
-
-def read_signing_key(provider: CertificateProvider, pem: bytes) -> tuple[rsa.RSAPublicKey, float]:
-    """The key of the first certificate of a PEM file and when it expires. ValueError says what is wrong with it."""
-    certificate = x509.load_pem_x509_certificates(pem)[0]
-    now = time.time()
-    expires_at = certificate.not_valid_after_utc.timestamp()
-    if not certificate.not_valid_before_utc.timestamp() <= now < expires_at:
-        raise ValueError(f"it is valid from {certificate.not_valid_before_utc} to {certificate.not_valid_after_utc}")
-    names = _names(certificate)
-    if not any(provider.name.fullmatch(name) for name in names):
-        raise ValueError(f"it is for {', '.join(sorted(names))[:200] or 'no name'}")
-    key = certificate.public_key()
-    if not isinstance(key, rsa.RSAPublicKey) or key.key_size < MIN_KEY_BITS:
-        raise ValueError(f"its key is not RSA of {MIN_KEY_BITS} bits or more")
-    return key, expires_at
-
-
-def _names(certificate: x509.Certificate) -> set[str]:
-    common = certificate.subject.get_attributes_for_oid(x509.NameOID.COMMON_NAME)
-    names = {str(each.value).lower() for each in common}
-    try:
-        other = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
-    except x509.ExtensionNotFound:
-        return names
-    return names | {name.lower() for name in other.get_values_for_type(x509.DNSName)}
 
 
 async def check_paypal(
@@ -212,7 +187,7 @@ async def check_paypal(
     checksum = str(zlib.crc32(delivery.body))
     text = "|".join((str(named["transmission-id"]), str(named["transmission-time"]), verify.webhook_id, checksum))
     trace.add("signed text", True, f"{len(text)} bytes: {text[:400]!r}")
-    return await _check_rsa(PAYPAL, certificates, url, signature, text.encode("latin-1"), hashes.SHA256(), trace)
+    return await _check_rsa(PAYPAL, certificates, url, signature, text.encode("latin-1"), "sha256", trace)
 
 
 # The fields that SNS signs, in their order, by the type of the message.
@@ -244,7 +219,7 @@ async def check_sns(
     fields = [name for name in _SIGNED_FIELDS[message["Type"]] if name in message]
     text = "".join(f"{name}\n{message[name]}\n" for name in fields)
     trace.add("signed text", True, f"{len(text)} characters of {', '.join(fields)}")
-    algorithm = hashes.SHA256() if message["SignatureVersion"] == "2" else hashes.SHA1()  # noqa: S303 - version 1 of SNS
+    algorithm = "sha256" if message["SignatureVersion"] == "2" else "sha1"
     signed = text.encode(errors="surrogatepass")
     url, signature = message["SigningCertURL"], message["Signature"]
     return await _check_rsa(SNS, certificates, url, signature, signed, algorithm, trace)
@@ -290,7 +265,7 @@ async def _check_rsa(
     url: str,
     signature: str,
     text: bytes,
-    algorithm: hashes.HashAlgorithm,
+    algorithm: str,
     trace: VerificationTrace,
 ) -> DeliveryRejection | None:
     try:
@@ -305,10 +280,10 @@ async def _check_rsa(
     trace.add("certificate", is_key, shown(url) if is_key else f"{getattr(key, 'reason', '')}: {shown(url)[:200]}")
     if isinstance(key, DeliveryRejection):
         return key
-    try:
-        key.verify(made, text, padding.PKCS1v15(), algorithm)
-    except InvalidSignature:
+    from tape.subscriptions.ingress.verification.rsa_signatures import is_signed
+
+    if not is_signed(key, made, text, algorithm):
         trace.add("signature", False, f"{shorten(signature)} is not made with the key of the certificate")
         return BAD
-    trace.add("signature", True, f"RSA, {algorithm.name}: {shorten(signature)}")
+    trace.add("signature", True, f"RSA, {algorithm}: {shorten(signature)}")
     return None

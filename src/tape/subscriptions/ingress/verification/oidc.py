@@ -2,60 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 import jwt
 import msgspec
 
-from tape.base.addresses import PUBLIC_ONLY
 from tape.engine.security.jwks import KeySet
 from tape.errors import TokenRejected
 from tape.subscriptions.document.verify_spec import VerifySpec
 from tape.subscriptions.ingress.verification.bearer import bare_token
-from tape.subscriptions.ingress.verification.certificates import SigningCertificates
 from tape.subscriptions.ingress.verification.delivery import MISCONFIGURED, DeliveryRejection, PushDelivery
+from tape.subscriptions.ingress.verification.issuer_keys import NO_KEYS, IssuerKeys
 
-GOOGLE_KEYS = "https://www.googleapis.com/oauth2/v3/certs"
 GOOGLE_ISSUERS = ("https://accounts.google.com", "accounts.google.com")
 LEEWAY_S = 60
-KEYS_REFRESH_S = 3_600.0
-KEYS_MAX_STALE_S = 86_400.0
 
-NO_KEYS = DeliveryRejection(502, "jwks_error")
 INVALID = DeliveryRejection(401, "oidc_invalid")
 
 _JWS = jwt.PyJWS(algorithms=["RS256"])
-
-
-class IssuerKeys:
-    """The public keys of those who sign tokens, by address; fetched when first needed, kept fresh from then on.
-
-    `certificates` are those of PayPal and Amazon SNS.
-    """
-
-    def __init__(self) -> None:
-        self.certificates = SigningCertificates()
-        self._sets: dict[str, KeySet] = {}
-        self._opening = asyncio.Lock()
-
-    async def keys(self, url: str) -> KeySet:
-        """The keys at an address, or Google's. Raises InvalidConfig for an address that keys cannot come from."""
-        address = url or GOOGLE_KEYS
-        if (found := self._sets.get(address)) is not None:
-            return found
-        async with self._opening:
-            if address not in self._sets:
-                keys = KeySet(address, KEYS_REFRESH_S, KEYS_MAX_STALE_S, PUBLIC_ONLY)
-                await keys.start()
-                self._sets[address] = keys
-        return self._sets[address]
-
-    async def close(self) -> None:
-        """Stop refreshing."""
-        await asyncio.gather(*(keys.close() for keys in self._sets.values()))
-        self.certificates.close()
 
 
 async def check_identity(verify: VerifySpec, issuers: IssuerKeys, delivery: PushDelivery) -> DeliveryRejection | None:

@@ -11,7 +11,7 @@ from tape.subscriptions.ingress.verification.bearer import check_token
 from tape.subscriptions.ingress.verification.certificates import check_paypal, check_sns
 from tape.subscriptions.ingress.verification.client_certificate import check_certificate
 from tape.subscriptions.ingress.verification.delivery import DeliveryRejection, PushDelivery
-from tape.subscriptions.ingress.verification.oidc import IssuerKeys, check_identity
+from tape.subscriptions.ingress.verification.issuer_keys import IssuerKeys
 from tape.subscriptions.ingress.verification.signatures import check_former_signature, check_signature
 from tape.subscriptions.ingress.verification.trace import NO_TRACE, VerificationTrace
 
@@ -84,6 +84,8 @@ async def _check(
         case "mtls":
             rejection = check_certificate(verify, delivery)
         case "pubsub_oidc":
+            from tape.subscriptions.ingress.verification.oidc import check_identity  # the libraries of tokens
+
             rejection = await check_identity(verify, issuers, delivery)
         case unknown:
             assert_never(unknown)
