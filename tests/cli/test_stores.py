@@ -61,7 +61,7 @@ def commands_with_a_store() -> Iterator[str]:
             yield " ".join(path)
 
     for name in COMMANDS:
-        yield from walk(group.get_command(None, name), [name])
+        yield from walk(group.get_command(typer.Context(group), name), [name])
 
 
 def point_to(source: str, folder: Path) -> tuple[list[str], dict[str, str], str]:
