@@ -20,22 +20,23 @@ from tape.base.owner import new_owner
 from tape.base.retry import WHILE_UNAVAILABLE, Backoff
 from tape.engine.fanout.hub import Hub
 from tape.engine.fanout.subscription import Batch, JournalSubscription
+from tape.engine.predicate_budget import INLINE_BYTES
 from tape.engine.reactions import agent_tasks, matcher_partitions, matcher_steps, registry
 from tape.engine.reactions.catch_up import CatchUp, Key, defer, plan_catch_ups
 from tape.engine.reactions.compiled import CompiledReaction, ReactionIndex, Shard, read_registry_changes, read_shards
-from tape.engine.reactions.joined_steps import MAX_INLINE, JoinedStep, match_inline
+from tape.engine.reactions.joined_steps import JoinedStep
 from tape.engine.reactions.matcher_steps import MatcherStep, StepResult
 from tape.engine.reactions.matches import (
     MatchResult,
     PredicateErrors,
     ShardFilter,
+    TooLongForLoop,
     match_entries,
     record_error,
 )
 from tape.engine.reactions.shards import partition_of
 from tape.engine.reactions.task_broker import TaskBroker
 from tape.errors import CursorBeyondHead, CursorExpired, TapeError
-from tape.journal.pending_entries import has_pending_entries
 from tape.journal.reader import EVERYTHING
 from tape.model.entry import Entry
 from tape.model.gap import JournalGap
@@ -43,6 +44,9 @@ from tape.model.gap import JournalGap
 log = logging.getLogger(__name__)
 
 BATCH = 2_048
+# Up to this many entries are matched on the event loop, where a thread hand-off would take longer, or in the
+# transaction that appends them.
+MAX_INLINE = 16
 # A position without matches is written at the latest after this time.
 FLUSH_S = 0.25
 LEASE_RENEWAL_S = renewal_interval_s(matcher_partitions.LEASE_MS)
@@ -268,17 +272,11 @@ class Matcher:
     async def _next_batch(self, subscription: JournalSubscription) -> Batch:
         """The next entries. While there are none, the next transaction that appends some may match them."""
         idle_s = self._idle_s()
-        if not idle_s or self._hub.head != self._position or not self._task_broker.has_free_slots:
+        if not idle_s or self._hub.head != self._position:
             return await subscription.next(BATCH, idle_s)
-        joined = JoinedStep(
-            self.owner,
-            self._position,
-            self._partitions,
-            self.index,
-            partial(self._match_inline, scope=self._live_filter()),
-            self._task_broker,
-        )
-        piggyback = self._database.piggyback(joined.run, has_pending_entries)
+        match = partial(self._match_inline, scope=self._live_filter())
+        joined = JoinedStep(self.owner, self.index.version, self._position, self._partitions, match, self._task_broker)
+        piggyback = self._database.piggyback(joined.run, joined.joins)
         piggyback.result.add_done_callback(joined.settle)
         try:
             batch = await subscription.next(BATCH, idle_s)
@@ -295,11 +293,11 @@ class Matcher:
         if step is None:
             return
         self._count_evaluated(step.result, step.position - self._position)
-        if joined.claim_round is None:
+        if joined.is_written:
+            self._apply(step, joined.done, joined.delivered)
+        else:
             await self._process_result(step.result, step.position)
             self._position = max(self._position, step.position)
-        else:
-            self._apply(step, joined.done, step.immediate_reactions)
 
     def _idle_s(self) -> float:
         """Seconds until the next flush, lease renewal, launch or step of a catch-up."""
@@ -383,16 +381,22 @@ class Matcher:
         return done, immediate
 
     async def _match_batch(
-        self, entries: Sequence[Entry], scope: ShardFilter, max_inline: int = MAX_INLINE
+        self, entries: Sequence[Entry], scope: ShardFilter, *, is_urgent: bool = True
     ) -> MatchResult:
-        result = self._match_inline(entries, scope) if len(entries) <= max_inline else None
+        result = self._match_inline(entries, scope) if is_urgent else None
         if result is None:
             result = await asyncio.to_thread(match_entries, self.index, entries, scope, self._hub.predicate_budget)
         self._count_evaluated(result, len(entries))
         return result
 
     def _match_inline(self, entries: Sequence[Entry], scope: ShardFilter) -> MatchResult | None:
-        return match_inline(self.index, entries, scope, self._hub.predicate_budget)
+        """Match a few entries where others wait for it; None if there are more, or a predicate takes too long."""
+        if len(entries) > MAX_INLINE or any(len(entry.payload_json) > INLINE_BYTES for entry in entries):
+            return None
+        try:
+            return match_entries(self.index, entries, scope, self._hub.predicate_budget, is_inline=True)
+        except TooLongForLoop:
+            return None
 
     def _count_evaluated(self, result: MatchResult, entries: int) -> None:
         self._metrics.matched_entries.inc(entries)
@@ -451,7 +455,7 @@ class Matcher:
         # A shard that joins its partition must not miss entries that are matched but not flushed.
         if found.position >= min(self._partitions.values()):
             await self._flush()
-        result = await self._match_batch(found.entries, catch_up.is_wanted, max_inline=0)
+        result = await self._match_batch(found.entries, catch_up.is_wanted, is_urgent=False)
         await self._write_catch_up(catch_up, result, found.position)
 
     async def _write_catch_up(self, catch_up: CatchUp, result: MatchResult, position: int) -> None:

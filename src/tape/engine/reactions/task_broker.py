@@ -130,17 +130,22 @@ class RoundLock:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._waiting = 0
         self._is_released = asyncio.Event()
 
     def try_acquire(self) -> bool:
-        """Acquire the lock unless another round has it."""
-        return self._lock.acquire(blocking=False)
+        """Acquire the lock unless another round has it or waits for it."""
+        return not self._waiting and self._lock.acquire(blocking=False)
 
     async def acquire(self) -> None:
         """Wait for the lock."""
-        while not self.try_acquire():
-            self._is_released.clear()
-            await self._is_released.wait()
+        self._waiting += 1
+        try:
+            while not self._lock.acquire(blocking=False):
+                self._is_released.clear()
+                await self._is_released.wait()
+        finally:
+            self._waiting -= 1
 
     def release(self) -> None:
         """Let the next round begin."""
@@ -228,19 +233,24 @@ class TaskBroker:
         """Whether a dispatcher accepts more tasks."""
         return any(session.free_slots for session in self._sessions)
 
-    def begin_round(self, reaction_ids: Set[str]) -> ClaimRound | None:
-        """Begin a round in a transaction that creates tasks of these reactions; None if no dispatcher waits for them.
+    def awaits(self, reaction_ids: Set[str]) -> bool:
+        """Whether a dispatcher waits for tasks of one of these reactions."""
+        return bool(self._waiting_for(reaction_ids))
 
-        It saves a commit between an entry and its handler. Call `commit_round` or `abort_round` afterwards.
+    def begin_round(self, reaction_ids: Set[str]) -> ClaimRound | None:
+        """Begin a round in a transaction that creates tasks of these reactions.
+
+        It saves a commit between an entry and its handler. Call `commit_round` or `abort_round` afterwards. None if no
+        dispatcher waits for such tasks, or another round is in progress.
         """
-        if not self._waiting_for(reaction_ids) or not self._round_lock.try_acquire():
+        if not self.awaits(reaction_ids) or not self._round_lock.try_acquire():
             return None
         self._ready.update(dict.fromkeys(reaction_ids))
         return self._gather_round()
 
     def join_round(self, reaction_ids: Set[str]) -> ClaimRound | None:
-        """Begin such a round on the writer's thread: it claims these tasks and leaves reports to the next round."""
-        if not self._waiting_for(reaction_ids) or not self._round_lock.try_acquire():
+        """Begin such a round on the writer's thread: it claims tasks, and leaves reports to the next round."""
+        if not self.awaits(reaction_ids) or not self._round_lock.try_acquire():
             return None
         return ClaimRound([], self._rotated(self._waiting_for(reaction_ids)), list(reaction_ids))
 
