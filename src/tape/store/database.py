@@ -24,8 +24,9 @@ from tape.store.migrations import Migration, check_restored, known_migrations, m
 from tape.store.readers import Readers
 from tape.store.reconnection import ReconnectingReader
 from tape.store.records import Record
+from tape.store.transaction import Transaction
 from tape.store.witness import Witness, open_backends
-from tape.store.writer import Bulk, Item, Single, Writer, WriterLimits
+from tape.store.writer import Bulk, Item, Piggyback, Single, Writer, WriterLimits
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -199,6 +200,14 @@ class Database(ABC):
         For operations that cannot fail for one item alone: they share one call and need no savepoint.
         """
         return await self._started_writer.submit_bulk(operation, item, size, _tenant_of_caller())
+
+    def piggyback(self, operation: Single[T], joins: Callable[[Transaction], bool]) -> Piggyback[T]:
+        """Run `operation(tx)` at the end of the next transaction of others for which `joins(tx)` is true."""
+        return self._started_writer.piggyback(_in_context(operation), joins)
+
+    def withdraw(self, piggyback: Piggyback[Any]) -> bool:
+        """Let a piggybacked operation wait no longer; False if a transaction has taken it."""
+        return self._started_writer.withdraw(piggyback)
 
     async def read(self, question: Callable[[Reader], T]) -> T:
         """Ask `question(reader)` on a reader connection."""

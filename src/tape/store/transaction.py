@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
+from tape.errors import BackendStuck, StoreUnavailable
 from tape.store.connection import DatabaseConnection, Dialect, Row
 from tape.store.tail import Tail
 
@@ -68,6 +70,29 @@ class Transaction:
         if participant is None:
             participant = self._participants[kind] = kind(self)
         return participant  # type: ignore[return-value]  # the dictionary is keyed by the value's own type
+
+    def find(self, kind: type[P]) -> P | None:
+        """The participant of that kind, if there is one."""
+        return self._participants.get(kind)  # type: ignore[return-value]  # as above
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """Undo what is done within if it raises, and leave the rest of the transaction as it is."""
+        marks = self.mark()
+        self._connection.savepoint()
+        try:
+            yield
+        except Exception as error:
+            if not self.survives(error):
+                raise
+            self._connection.rollback_to_savepoint()
+            self.rewind(marks)
+            raise
+        self._connection.release()
+
+    def survives(self, error: Exception) -> bool:
+        """Whether the transaction goes on after an error of one of its operations."""
+        return self._connection.in_transaction and not isinstance(error, StoreUnavailable | BackendStuck)
 
     def announce(self, things: Sequence[Any]) -> None:
         """Hand these to the database's listener, in order, once the commit is durable."""

@@ -3,7 +3,8 @@
 Operations that wait are run in one transaction and committed once, so that the cost of making
 them durable is shared. Tenants take turns, and a batch has no more than is done in a set time.
 A *single* operation gets a savepoint and fails alone; *bulk* operations of one kind were
-validated before they were queued, need no savepoint, and run as one call.
+validated before they were queued, need no savepoint, and run as one call. A *piggybacked*
+operation waits for a transaction of others that it has something to add to, and runs last in it.
 """
 
 from __future__ import annotations
@@ -71,6 +72,21 @@ class _Waiting(Generic[T]):
     error: BaseException | None = None
 
 
+class Piggyback(Generic[T]):
+    """An operation that waits for a transaction of others; `result` is done when that is durable, or has failed."""
+
+    __slots__ = ("joins", "waiting")
+
+    def __init__(self, waiting: _Waiting[T], joins: Callable[[Transaction], bool]) -> None:
+        self.waiting = waiting
+        self.joins = joins
+
+    @property
+    def result(self) -> asyncio.Future[T]:
+        """What the operation has returned."""
+        return self.waiting.future
+
+
 class Writer:
     """Runs operations on its own thread, those of a tenant in the order they were submitted."""
 
@@ -96,6 +112,7 @@ class Writer:
         self._shared = BatchSize(limits.shared_batch_s, first=64 * least, least=least, most=most)
         self._batch_size = self._alone
         self._wake = threading.Condition()
+        self._piggyback: Piggyback[Any] | None = None
         self._closing = False
         self._connection: DatabaseConnection | None = None
         self._is_renewal_due = False
@@ -117,6 +134,23 @@ class Writer:
         waiting: _Waiting[T] = _Waiting(self._loop.create_future(), size, cost, bulk=operation, item=item)
         self._enqueue(waiting, tenant)
         return await waiting.future
+
+    def piggyback(self, operation: Single[T], joins: Callable[[Transaction], bool]) -> Piggyback[T]:
+        """Run an operation at the end of the next transaction that it joins; it commits and fails with that.
+
+        It may raise as long as it writes within `tx.savepoint()`. One waits at a time.
+        """
+        waiting: _Waiting[T] = _Waiting(self._loop.create_future(), 0, 0, single=operation)
+        piggyback = self._piggyback = Piggyback(waiting, joins)
+        return piggyback
+
+    def withdraw(self, piggyback: Piggyback[Any]) -> bool:
+        """Let an operation wait no longer; False if a transaction has taken it."""
+        with self._wake:
+            if self._piggyback is not piggyback:
+                return False
+            self._piggyback = None
+            return True
 
     def renew(self) -> None:
         """Make a new connection before the next operation."""
@@ -199,7 +233,8 @@ class Writer:
                 if not self._run_alone(connection, tx, batch[0]):
                     return [], set()
             else:
-                self._run_together(connection, tx, batch)
+                self._run_together(tx, batch)
+            self._run_piggyback(tx, batch)
 
             def flush() -> None:
                 tx.flush()
@@ -222,37 +257,47 @@ class Writer:
         try:
             waiting.result = waiting.single(tx)
         except Exception as error:
-            if not connection.in_transaction or isinstance(error, StoreUnavailable | BackendStuck):
+            if not tx.survives(error):
                 raise
             connection.rollback()
             waiting.error = error
             return False
         return True
 
-    def _run_together(self, connection: DatabaseConnection, tx: Transaction, batch: list[_Waiting[Any]]) -> None:
+    def _run_together(self, tx: Transaction, batch: list[_Waiting[Any]]) -> None:
         position = 0
         while position < len(batch):
             waiting = batch[position]
             if waiting.bulk is None:
-                self._run_single(connection, tx, waiting)
+                self._run_single(tx, waiting)
                 position += 1
             else:
                 position = self._run_bulk(tx, batch, position)
 
-    def _run_single(self, connection: DatabaseConnection, tx: Transaction, waiting: _Waiting[Any]) -> None:
+    def _run_single(self, tx: Transaction, waiting: _Waiting[Any]) -> None:
         assert waiting.single is not None
-        marks = tx.mark()
-        connection.savepoint()
+        try:
+            with tx.savepoint():
+                waiting.result = waiting.single(tx)
+        except Exception as error:
+            if not tx.survives(error):
+                raise
+            waiting.error = error
+
+    def _run_piggyback(self, tx: Transaction, batch: list[_Waiting[Any]]) -> None:
+        """Run the operation that waits for this transaction, if there is one; it is settled with the batch."""
+        piggyback = self._piggyback
+        if piggyback is None or not piggyback.joins(tx) or not self.withdraw(piggyback):
+            return
+        waiting = piggyback.waiting
+        assert waiting.single is not None
+        batch.insert(0, waiting)  # its caller waits for it, the others for their answers
         try:
             waiting.result = waiting.single(tx)
         except Exception as error:
-            if not connection.in_transaction or isinstance(error, StoreUnavailable | BackendStuck):
+            if not tx.survives(error):
                 raise
-            connection.rollback_to_savepoint()
-            tx.rewind(marks)
             waiting.error = error
-        else:
-            connection.release()
 
     def _run_bulk(self, tx: Transaction, batch: list[_Waiting[Any]], start: int) -> int:
         operation = batch[start].bulk

@@ -10,6 +10,7 @@ import msgspec
 
 from tape.base.clock import now_ms
 from tape.engine.reactions import commands, registry, tasks
+from tape.engine.reactions.new_tasks import NewTasks
 from tape.engine.reactions.reaction import COLUMNS as REACTION_COLUMNS
 from tape.engine.reactions.reaction import MAX_DEBOUNCE_MS, Reaction
 from tape.engine.reactions.task_order import WAITS_MS
@@ -25,6 +26,7 @@ from tape.store.records import load, load_all
 DEFAULT_MAX = 16
 MAX_AT_ONCE = 1_000
 ANY_SHARD = -1
+NO_NEW_TASKS = NewTasks()
 
 
 class ClaimRequest(msgspec.Struct, frozen=True):
@@ -45,33 +47,34 @@ class ClaimResult(msgspec.Struct, frozen=True):
     next_check_at_ms: int = 0
 
 
-def claim_tasks(tx: Transaction, request: ClaimRequest, now: int = 0) -> ClaimResult:
+def claim_tasks(tx: Transaction, request: ClaimRequest, now: int = 0, new: NewTasks = NO_NEW_TASKS) -> ClaimResult:
     """Claim tasks that are due, and tasks whose lease has expired, as many as the limits allow.
 
-    Tasks of a shard come in the order of the journal; a retried task comes when it is due.
+    Tasks of a shard come in the order of the journal; a retried task comes when it is due. Tasks that the transaction
+    creates are among them.
     """
     tasks.check_owner(request.owner)
     lease_ms = tasks.check_lease_ms(request.lease_ms)
     now = now or now_ms()
     if not 0 <= request.max <= MAX_AT_ONCE:
         raise InvalidInput(f"max {request.max} must lie between 0 and {MAX_AT_ONCE}; 0 means {DEFAULT_MAX}.")
+    if new.has_leased(request.reaction_id):
+        new.insert(tx)  # the limits count the tasks in the table
     row = tx.one(
         f"SELECT (SELECT count(*) FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED}"
         " AND lease_expires_at_ms > ? AND lease_expires_at_ms <= ?),"
         f" (SELECT min(lease_expires_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED}),"
         f" (SELECT max(lease_expires_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED}),"
+        f" (SELECT min(next_attempt_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = {PENDING}),"
         f" (SELECT max(next_attempt_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = {PENDING}"
         f" AND next_attempt_at_ms < {WAITS_MS}),"
         f" {REACTION_COLUMNS} FROM tape_reactions WHERE reaction_id = ?",
         request.reaction_id,
         now,
         latest_expiry_ms(now),
-        request.reaction_id,
-        request.reaction_id,
-        request.reaction_id,
-        request.reaction_id,
+        *[request.reaction_id] * 5,
     )
-    running, first_expiry, last_expiry, last_due, *fields = row or (0, 0, 0, 0)
+    running, first_expiry, last_expiry, first_due, last_due, *fields = row or (0,) * 5
     reaction = load(Reaction, fields or None)
     if reaction is None or not registry.is_visible(reaction):
         raise registry.not_found(request.reaction_id)
@@ -85,13 +88,20 @@ def claim_tasks(tx: Transaction, request: ClaimRequest, now: int = 0) -> ClaimRe
     if free_slots <= 0:
         return ClaimResult([], next_check_at_ms=_next_expiry(tx, reaction.reaction_id, now))
     terms = ClaimTerms(
-        request.owner, now + lease_ms, now, request.shard, first_expiry or 0, last_expiry or 0, last_due or 0
+        request.owner,
+        now + lease_ms,
+        now,
+        request.shard,
+        first_expiry or 0,
+        last_expiry or 0,
+        WAITS_MS if first_due is None else first_due,
+        last_due or 0,
     )
-    return claim_up_to(tx, reaction, free_slots, terms, wanted)
+    return claim_up_to(tx, reaction, free_slots, terms, wanted, new)
 
 
 class ClaimTerms(msgspec.Struct, frozen=True):
-    """The new lease of claimed tasks, and of the reaction: first and last expiry, last due time (0: none)."""
+    """The new lease of claimed tasks, and of the reaction: first and last expiry (0: none), first and last due time."""
 
     owner: str
     lease_expires_at_ms: int
@@ -99,6 +109,8 @@ class ClaimTerms(msgspec.Struct, frozen=True):
     shard: int = ANY_SHARD
     first_expiry: int = 0
     last_expiry: int = 0
+    # 0 if it is not known.
+    first_due: int = 0
     last_due: int = 0
 
     @property
@@ -106,31 +118,41 @@ class ClaimTerms(msgspec.Struct, frozen=True):
         """Whether a lease of the reaction has expired or is void."""
         return 0 < self.first_expiry <= self.now or self.last_expiry > latest_expiry_ms(self.now)
 
+    @property
+    def may_have_due(self) -> bool:
+        """Whether a task in the table may be due. A dead letter can make another task due."""
+        return self.first_due <= self.now or self.has_expired_lease
 
-def claim_up_to(tx: Transaction, reaction: Reaction, free_slots: int, terms: ClaimTerms, wanted: int) -> ClaimResult:
+
+def claim_up_to(
+    tx: Transaction,
+    reaction: Reaction,
+    free_slots: int,
+    terms: ClaimTerms,
+    wanted: int,
+    new: NewTasks = NO_NEW_TASKS,
+) -> ClaimResult:
     """Claim up to `free_slots` tasks; if fewer than `wanted`, the result has the time of the next one."""
     now = terms.now
+    created = new.of(reaction.reaction_id)
+    if created and not _come_first(created, reaction, terms):
+        new.insert(tx)
+        created, terms = [], msgspec.structs.replace(terms, first_due=0)
     allowed, next_us, again_us = free_slots, 0, 0
     if reaction.rate_limit_per_s:
         allowed, next_us, again_us = _apply_rate_limit(tx, reaction, free_slots, now)
     dead_lettered = _dead_letter_exhausted(tx, reaction, now) if terms.has_expired_lease else 0
-    chosen = _candidates(tx, reaction, allowed, terms) if allowed else []
+    if created:
+        chosen = _visible(created, terms)[:allowed]
+    else:
+        chosen = _candidates(tx, reaction, allowed, terms) if allowed else []
     while ended := commands.find_ended(tx, chosen):
         tasks.close_tasks(tx, ended, now)
+        terms = msgspec.structs.replace(terms, first_due=0)
         chosen = _candidates(tx, reaction, allowed, terms)
     if reaction.rate_limit_per_s and chosen:
         _, next_us, again_us = _apply_rate_limit(tx, reaction, len(chosen), now)
         tx.upsert("tape_reaction_pace", ["reaction_id"], ["reaction_id", "next_us"], [(reaction.reaction_id, next_us)])
-    if chosen:
-        condition, ids = tx.is_any("task_id", [task.task_id for task in chosen])
-        tx.execute(
-            f"UPDATE tape_tasks SET status = {CLAIMED}, attempts = attempts + 1, lease_owner = ?,"
-            " lease_expires_at_ms = ?"
-            f" WHERE {condition}",
-            terms.owner,
-            terms.lease_expires_at_ms,
-            ids,
-        )
     claimed = [
         msgspec.structs.replace(
             task,
@@ -141,11 +163,45 @@ def claim_up_to(tx: Transaction, reaction: Reaction, free_slots: int, terms: Cla
         )
         for task in chosen
     ]
+    if created:
+        new.lease(claimed)
+    elif claimed:
+        condition, ids = tx.is_any("task_id", [task.task_id for task in claimed])
+        tx.execute(
+            f"UPDATE tape_tasks SET status = {CLAIMED}, attempts = attempts + 1, lease_owner = ?,"
+            " lease_expires_at_ms = ?"
+            f" WHERE {condition}",
+            terms.owner,
+            terms.lease_expires_at_ms,
+            ids,
+        )
     if len(claimed) >= wanted:
         return ClaimResult(claimed, dead_lettered)
     if allowed < free_slots and len(claimed) == allowed:
         return ClaimResult(claimed, dead_lettered, -(-again_us // 1_000))
     return ClaimResult(claimed, dead_lettered, _next_due(tx, reaction, terms, bool(claimed)))
+
+
+def _come_first(created: list[Task], reaction: Reaction, terms: ClaimTerms) -> bool:
+    """Whether new tasks are the next ones of their reaction, so that none in the table has to be looked for."""
+    return (
+        not reaction.strict_order
+        and not terms.may_have_due
+        and terms.last_due <= latest_attempt_ms(terms.now, reaction.debounce_ms)
+        and all(task.next_attempt_at_ms <= terms.now and not task.is_shared for task in created)
+    )
+
+
+def _visible(created: list[Task], terms: ClaimTerms) -> list[Task]:
+    """New tasks that the caller may claim, as `_narrow` selects those in the table."""
+    principal = current_principal()
+    return tasks.granted(
+        [
+            task
+            for task in created
+            if terms.shard in (ANY_SHARD, task.shard) and principal.only_tenant in (None, task.tenant)
+        ]
+    )
 
 
 def _apply_rate_limit(tx: Transaction, reaction: Reaction, wanted: int, now: int) -> tuple[int, int, int]:
@@ -198,13 +254,17 @@ def _select_due(tx: Transaction, reaction: Reaction, limit: int, terms: ClaimTer
             limit,
         )
     )
-    due = tx.query(
-        f"SELECT {COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND status = {PENDING} AND next_attempt_at_ms <= ?"
-        f"{narrowed} ORDER BY next_attempt_at_ms, source_global_seq LIMIT ?",
-        reaction.reaction_id,
-        now,
-        *params,
-        limit,
+    due = (
+        []
+        if not terms.may_have_due
+        else tx.query(
+            f"SELECT {COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND status = {PENDING} AND next_attempt_at_ms <= ?"
+            f"{narrowed} ORDER BY next_attempt_at_ms, source_global_seq LIMIT ?",
+            reaction.reaction_id,
+            now,
+            *params,
+            limit,
+        )
     )
     latest = latest_attempt_ms(now, reaction.debounce_ms)
     void = [] if terms.last_due <= latest else _select_void(tx, reaction.reaction_id, latest, terms.shard, limit)
@@ -282,15 +342,20 @@ def _first_of_each_shard(tx: Transaction, reaction: Reaction, limit: int, shard:
 
 def _next_due(tx: Transaction, reaction: Reaction, terms: ClaimTerms, has_claimed: bool) -> int:
     """When the next task is due: a retry, a debounce, or a lease that expires; 0 if there is none."""
-    row = tx.one(
-        f"SELECT min(next_attempt_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = {PENDING}"
-        " AND next_attempt_at_ms > ? AND next_attempt_at_ms <= ?",
-        reaction.reaction_id,
-        terms.now,
-        latest_attempt_ms(terms.now, reaction.debounce_ms),
-    )
+    latest = latest_attempt_ms(terms.now, reaction.debounce_ms)
+    if terms.may_have_due:
+        row = tx.one(
+            f"SELECT min(next_attempt_at_ms) FROM tape_tasks WHERE reaction_id = ? AND status = {PENDING}"
+            " AND next_attempt_at_ms > ? AND next_attempt_at_ms <= ?",
+            reaction.reaction_id,
+            terms.now,
+            latest,
+        )
+        due = row[0] if row is not None else 0
+    else:
+        due = terms.first_due if terms.first_due <= latest else 0
     expiry = _next_expiry(tx, reaction.reaction_id, terms.now) if terms.has_expired_lease else terms.first_expiry
-    times = [row[0] if row is not None else 0, expiry, terms.lease_expires_at_ms if has_claimed else 0]
+    times = [due, expiry, terms.lease_expires_at_ms if has_claimed else 0]
     return min((time for time in times if time), default=0)
 
 

@@ -10,10 +10,10 @@ from tape.base.ids import new_time_ordered_id
 from tape.engine.ledgers import summary_runs
 from tape.engine.reactions.downstreams import find_held
 from tape.engine.reactions.matches import Match
+from tape.engine.reactions.new_tasks import NewTasks
 from tape.engine.reactions.reaction import Reaction
 from tape.engine.reactions.simulation import SimulatedTask
 from tape.engine.reactions.task_order import (
-    CHANNEL,
     UNCONDITIONAL,
     WAITS_MS,
     TaskConditions,
@@ -25,11 +25,16 @@ from tape.model.reaction_states import POOL
 from tape.store import Transaction
 from tape.store.records import load_all
 
-_NAMES = Task.__struct_fields__
-
 
 def enqueue(tx: Transaction, matches: Sequence[Match], now: int) -> int:
     """Create tasks for matches, in the order of the journal; the number of new tasks."""
+    new = create_tasks(tx, matches, now)
+    new.insert(tx)
+    return len(new)
+
+
+def create_tasks(tx: Transaction, matches: Sequence[Match], now: int) -> NewTasks:
+    """Create tasks for matches, in the order of the journal, and leave it to the caller to insert them."""
     matches = [part for match in matches for part in _parts(match)]
     rows = []
     debounced: dict[str, list[Match]] = {}
@@ -51,10 +56,7 @@ def enqueue(tx: Transaction, matches: Sequence[Match], now: int) -> int:
             rows.append(_row(match, due, now, conditions=condition))
     for group in debounced.values():
         rows += _coalesce(tx, group[0].compiled.reaction, group, now)
-    if rows:
-        tx.insert("tape_tasks", _NAMES, rows)
-        tx.notify(CHANNEL)
-    return len(rows)
+    return NewTasks(rows)
 
 
 def _parts(match: Match) -> Sequence[Match]:
@@ -66,14 +68,14 @@ def _parts(match: Match) -> Sequence[Match]:
 
 def enqueue_backfill(tx: Transaction, fired: Sequence[SimulatedTask[Match]], now: int) -> int:
     """Create tasks for simulated matches of the past. They are due now and are not debounced further."""
-    rows = [
-        _row(one.newest, min(one.due_ms, now), now, one.first.entry.global_seq, one.coalesced, is_open=False)
-        for one in fired
-    ]
-    if rows:
-        tx.insert("tape_tasks", _NAMES, rows)
-        tx.notify(CHANNEL)
-    return len(rows)
+    new = NewTasks(
+        [
+            _row(one.newest, min(one.due_ms, now), now, one.first.entry.global_seq, one.coalesced, is_open=False)
+            for one in fired
+        ]
+    )
+    new.insert(tx)
+    return len(new)
 
 
 def _row(

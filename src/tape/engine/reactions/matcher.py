@@ -13,38 +13,39 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence, Set
+from functools import partial
 
 from tape.base.lease import renewal_interval_s
 from tape.base.owner import new_owner
 from tape.base.retry import WHILE_UNAVAILABLE, Backoff
 from tape.engine.fanout.hub import Hub
-from tape.engine.fanout.subscription import JournalSubscription
+from tape.engine.fanout.subscription import Batch, JournalSubscription
 from tape.engine.predicate_budget import INLINE_BYTES
 from tape.engine.reactions import agent_tasks, matcher_partitions, matcher_steps, registry
 from tape.engine.reactions.catch_up import CatchUp, Key, defer, plan_catch_ups
 from tape.engine.reactions.compiled import CompiledReaction, ReactionIndex, Shard, read_registry_changes, read_shards
+from tape.engine.reactions.joined_steps import JoinedStep
 from tape.engine.reactions.matcher_steps import MatcherStep, StepResult
 from tape.engine.reactions.matches import (
     MatchResult,
     PredicateErrors,
     ShardFilter,
     TooLongForLoop,
-    is_due_immediately,
     match_entries,
     record_error,
 )
 from tape.engine.reactions.shards import partition_of
-from tape.engine.reactions.task_broker import TaskBroker, run_claim_round
+from tape.engine.reactions.task_broker import TaskBroker
 from tape.errors import CursorBeyondHead, CursorExpired, TapeError
 from tape.journal.reader import EVERYTHING
 from tape.model.entry import Entry
 from tape.model.gap import JournalGap
-from tape.store import Transaction
 
 log = logging.getLogger(__name__)
 
 BATCH = 2_048
-# Up to this many entries are matched on the event loop: a thread hand-off would take longer.
+# Up to this many entries are matched on the event loop, where a thread hand-off would take longer, or in the
+# transaction that appends them.
 MAX_INLINE = 16
 # A position without matches is written at the latest after this time.
 FLUSH_S = 0.25
@@ -246,11 +247,13 @@ class Matcher:
             self._skip_to(subscription.position)
         try:
             while True:
-                batch = await subscription.next(BATCH, self._idle_s())
+                batch = await self._next_batch(subscription)
                 if self._woken.is_set():
                     raise _StaleState
-                if batch.entries:
-                    await self._process_batch(batch.entries)
+                # Some may have been matched in the transaction that appended them.
+                entries = [entry for entry in batch.entries if entry.global_seq > self._position]
+                if entries:
+                    await self._process_batch(entries)
                 self._count_unmatched(batch.gaps)
                 self._position = max(self._position, batch.position)
                 self._metrics.reaction_lag.set(max(self._hub.head - self._position, 0))
@@ -265,6 +268,36 @@ class Matcher:
         finally:
             self._subscription = None
             subscription.close()
+
+    async def _next_batch(self, subscription: JournalSubscription) -> Batch:
+        """The next entries. While there are none, the next transaction that appends some may match them."""
+        idle_s = self._idle_s()
+        if not idle_s or self._hub.head != self._position:
+            return await subscription.next(BATCH, idle_s)
+        match = partial(self._match_inline, scope=self._live_filter())
+        joined = JoinedStep(self.owner, self.index.version, self._position, self._partitions, match, self._task_broker)
+        piggyback = self._database.piggyback(joined.run, joined.joins)
+        piggyback.result.add_done_callback(joined.settle)
+        try:
+            batch = await subscription.next(BATCH, idle_s)
+        finally:
+            is_taken = not self._database.withdraw(piggyback)
+        if is_taken:
+            await piggyback.result
+            await self._adopt(joined)
+        return batch
+
+    async def _adopt(self, joined: JoinedStep) -> None:
+        """Go on after a step that the writer has made, and write what it has matched and not written."""
+        step = joined.step
+        if step is None:
+            return
+        self._count_evaluated(step.result, step.position - self._position)
+        if joined.is_written:
+            self._apply(step, joined.done, joined.delivered)
+        else:
+            await self._process_result(step.result, step.position)
+            self._position = max(self._position, step.position)
 
     def _idle_s(self) -> float:
         """Seconds until the next flush, lease renewal, launch or step of a catch-up."""
@@ -297,12 +330,14 @@ class Matcher:
         return bool(self._predicate_errors) or any(position < self._position for position in self._partitions.values())
 
     async def _process_batch(self, entries: Sequence[Entry]) -> None:
-        result = await self._match_batch(entries, self._live_filter())
+        await self._process_result(await self._match_batch(entries, self._live_filter()), entries[-1].global_seq)
+
+    async def _process_result(self, result: MatchResult, last: int) -> None:
         for key, position in result.deferred.items():
             record_error(result, key, position + 1, OVER_BUDGET)
         self._merge_predicate_errors(result)
         if result.matches or result.deferred:
-            await self._advance(result, entries[-1].global_seq)
+            await self._advance(result, last)
 
     async def _flush(self) -> None:
         if self._is_unflushed:
@@ -313,34 +348,32 @@ class Matcher:
         step = MatcherStep(self.owner, self.index.version, result, position, partitions=self._partitions)
         done, delivered = await self._write(step)
         self._predicate_errors = {}
+        self._apply(step, done, delivered)
+
+    def _apply(self, step: MatcherStep, done: StepResult | None, delivered: Set[str]) -> None:
+        """Go on after a step that was written, or rejected because the state is outdated."""
         if done is None:
             raise _StaleState
-        self._partitions = {partition: max(current, position) for partition, current in self._partitions.items()}
-        self._position = max(self._position, position)
+        self._partitions = {partition: max(current, step.position) for partition, current in self._partitions.items()}
+        self._position = max(self._position, step.position)
         self._flushed_at = time.monotonic()
         self._record_step(done, delivered)
         self._put_behind(step.deferred)
 
     async def _write(self, step: MatcherStep) -> tuple[StepResult | None, Set[str]]:
         """Write a step. Dispatchers that wait for its tasks get them in the same transaction."""
-        immediate = {found.compiled.reaction.reaction_id for found in step.result.matches if is_due_immediately(found)}
-        claim_round = await self._task_broker.begin_round(immediate) if immediate else None
-        if claim_round is None:
-            return await self._database.write(
-                lambda tx: matcher_steps.advance_partitions(tx, step), step.size
-            ), frozenset()
-
-        def write(tx: Transaction) -> StepResult | None:
-            done = matcher_steps.advance_partitions(tx, step)
-            if done is not None:
-                run_claim_round(tx, claim_round)
-            return done
-
+        immediate = step.immediate_reactions
+        claim_round = self._task_broker.begin_round(immediate)
         try:
-            done = await self._database.write(write, step.size)
+            done = await self._database.write(
+                lambda tx: matcher_steps.advance_partitions(tx, step, claim_round), step.size
+            )
         except BaseException:
-            self._task_broker.abort_round(claim_round)
+            if claim_round is not None:
+                self._task_broker.abort_round(claim_round)
             raise
+        if claim_round is None:
+            return done, frozenset()
         if done is None:
             self._task_broker.abort_round(claim_round)
         else:
@@ -348,23 +381,26 @@ class Matcher:
         return done, immediate
 
     async def _match_batch(
-        self, entries: Sequence[Entry], scope: ShardFilter, max_inline: int = MAX_INLINE
+        self, entries: Sequence[Entry], scope: ShardFilter, *, is_urgent: bool = True
     ) -> MatchResult:
-        self._metrics.matched_entries.inc(len(entries))
-        result = self._match_inline(entries, scope) if len(entries) <= max_inline else None
+        result = self._match_inline(entries, scope) if is_urgent else None
         if result is None:
             result = await asyncio.to_thread(match_entries, self.index, entries, scope, self._hub.predicate_budget)
-        self._metrics.evaluated.inc(result.evaluated)
+        self._count_evaluated(result, len(entries))
         return result
 
     def _match_inline(self, entries: Sequence[Entry], scope: ShardFilter) -> MatchResult | None:
-        """Match a few entries on the event loop; None if a predicate takes too long for it."""
-        if any(len(entry.payload_json) > INLINE_BYTES for entry in entries):
+        """Match a few entries where others wait for it; None if there are more, or a predicate takes too long."""
+        if len(entries) > MAX_INLINE or any(len(entry.payload_json) > INLINE_BYTES for entry in entries):
             return None
         try:
             return match_entries(self.index, entries, scope, self._hub.predicate_budget, is_inline=True)
         except TooLongForLoop:
             return None
+
+    def _count_evaluated(self, result: MatchResult, entries: int) -> None:
+        self._metrics.matched_entries.inc(entries)
+        self._metrics.evaluated.inc(result.evaluated)
 
     def _live_filter(self) -> ShardFilter:
         """Select live shards of the leased partitions whose position is before the entry."""
@@ -419,7 +455,7 @@ class Matcher:
         # A shard that joins its partition must not miss entries that are matched but not flushed.
         if found.position >= min(self._partitions.values()):
             await self._flush()
-        result = await self._match_batch(found.entries, catch_up.is_wanted, max_inline=0)
+        result = await self._match_batch(found.entries, catch_up.is_wanted, is_urgent=False)
         await self._write_catch_up(catch_up, result, found.position)
 
     async def _write_catch_up(self, catch_up: CatchUp, result: MatchResult, position: int) -> None:

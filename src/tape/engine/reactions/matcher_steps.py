@@ -12,8 +12,9 @@ import msgspec
 
 from tape.base.clock import now_ms
 from tape.engine.reactions import agent_runs
-from tape.engine.reactions.enqueue import enqueue
-from tape.engine.reactions.matches import Match, MatchResult
+from tape.engine.reactions.enqueue import create_tasks
+from tape.engine.reactions.matches import Match, MatchResult, is_due_immediately
+from tape.engine.reactions.task_broker import ClaimRound, run_claim_round
 from tape.model.reaction_states import HandlerKind
 from tape.model.tenant_names import plain_name
 from tape.store import Reader, Transaction
@@ -32,11 +33,20 @@ class MatcherStep(msgspec.Struct, frozen=True):
     partitions: Mapping[int, int] = {}
     # The positions of the shards before a step of a catch-up.
     shards: Mapping[Key, int] = {}
+    # Which reaction caused an entry, by its global_seq, of entries that the same transaction appends.
+    causes: Sequence[tuple[int, str]] = ()
 
     @property
     def deferred(self) -> Mapping[Key, int]:
         """The shards that were not matched up to the position: up to where they were."""
         return self.result.deferred
+
+    @property
+    def immediate_reactions(self) -> frozenset[str]:
+        """The reactions whose new tasks can be claimed immediately."""
+        return frozenset(
+            match.compiled.reaction.reaction_id for match in self.result.matches if is_due_immediately(match)
+        )
 
     @property
     def size(self) -> int:
@@ -59,8 +69,11 @@ class _Counts(msgspec.Struct):
     suppressed: int = 0
 
 
-def advance_partitions(tx: Transaction, step: MatcherStep) -> StepResult | None:
-    """Write a step of the server's leased partitions; deferred shards are behind after it. None if outdated."""
+def advance_partitions(tx: Transaction, step: MatcherStep, claim_round: ClaimRound | None = None) -> StepResult | None:
+    """Write a step of the server's leased partitions; deferred shards are behind after it. None if outdated.
+
+    Dispatchers that wait for its tasks claim them in the same transaction, with a claim round.
+    """
     state = _read_partition_state(tx)
     if state.version != step.version or any(
         state.owners[partition] != step.owner or state.positions[partition] != position
@@ -74,7 +87,7 @@ def advance_partitions(tx: Transaction, step: MatcherStep) -> StepResult | None:
         step.position,
     )
     deferred = {key: (position, 1) for key, position in step.deferred.items()}
-    return _write(tx, step, step.result.matches, deferred, state.newest_cause)
+    return _write(tx, step, step.result.matches, deferred, state.newest_cause, claim_round)
 
 
 def advance_shards(tx: Transaction, step: MatcherStep) -> StepResult | None:
@@ -122,11 +135,12 @@ def _write(
     matches: Sequence[Match],
     cursors_after: Mapping[Key, tuple[int, int]],
     newest_cause: int,
+    claim_round: ClaimRound | None = None,
 ) -> StepResult:
     now = now_ms()
     counts: dict[Key, _Counts] = {}
     fired: list[Match] = []
-    own = find_own_work(tx, matches, newest_cause)
+    own = find_own_work(tx, matches, newest_cause, step.causes)
     for match in matches:
         reaction = match.compiled.reaction
         count = counts.setdefault((reaction.reaction_id, match.shard), _Counts())
@@ -142,31 +156,41 @@ def _write(
             immediate.setdefault(match.compiled.reaction.reaction_id, []).append(match)
         else:
             waiting.append(match)
-    tasks = enqueue(tx, waiting, now)
+    new = create_tasks(tx, waiting, now)
+    if claim_round is not None:
+        run_claim_round(tx, claim_round, new)
+    new.insert(tx)
     runs = 0
     for group in immediate.values():
         sources = [agent_runs.source_of(match.entry) for match in group]
         runs += agent_runs.launch_runs(tx, group[0].compiled.reaction, sources)
     _update_cursors(tx, step, counts, cursors_after, now)
     suppressed = len(matches) - len(fired)
-    return StepResult(tasks, runs, suppressed, frozenset(match.compiled.reaction.reaction_id for match in waiting))
+    return StepResult(len(new), runs, suppressed, frozenset(match.compiled.reaction.reaction_id for match in waiting))
 
 
-def find_own_work(reader: Reader | Transaction, matches: Sequence[Match], newest_cause: int) -> set[tuple[str, int]]:
-    """The matches that a reaction caused itself: entries of its runs, and entries that its handlers wrote."""
+def find_own_work(
+    reader: Reader | Transaction, matches: Sequence[Match], newest_cause: int, causes: Sequence[tuple[int, str]] = ()
+) -> set[tuple[str, int]]:
+    """The matches that a reaction caused itself: entries of its runs, and entries that its handlers wrote.
+
+    Causes are read up to the newest one, besides those that are given.
+    """
     checked = [match for match in matches if not match.compiled.reaction.allow_self]
     if not checked:
         return set()
-    own: set[tuple[str, int]] = set()
     numbers = [match.entry.global_seq for match in checked]
     if newest_cause >= min(numbers):
-        rows = reader.query(
-            "SELECT reaction_id, global_seq FROM tape_entry_causes WHERE global_seq >= ? AND global_seq <= ?",
-            min(numbers),
-            max(numbers),
-        )
-        # A worker names a reaction for all tenants like one of its own tenant.
-        own |= {(name, global_seq) for cause, global_seq in rows for name in (cause, plain_name(cause))}
+        causes = [
+            *causes,
+            *reader.query(
+                "SELECT global_seq, reaction_id FROM tape_entry_causes WHERE global_seq >= ? AND global_seq <= ?",
+                min(numbers),
+                max(numbers),
+            ),
+        ]
+    # A worker names a reaction for all tenants like one of its own tenant.
+    own = {(name, global_seq) for global_seq, cause in causes for name in (cause, plain_name(cause))}
     agents = [match for match in checked if match.compiled.reaction.handler_kind == HandlerKind.AGENT]
     if agents:
         condition, ids = reader.is_any("run_id", list({match.entry.run_id for match in agents}))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Iterable, Set
 
@@ -18,7 +19,8 @@ import msgspec
 from tape.base.clock import now_ms
 from tape.base.retry import WHILE_UNAVAILABLE, Backoff
 from tape.engine.reactions import claims, tasks
-from tape.engine.reactions.claims import ANY_SHARD, MAX_AT_ONCE, ClaimRequest, ClaimResult
+from tape.engine.reactions.claims import ANY_SHARD, MAX_AT_ONCE, NO_NEW_TASKS, ClaimRequest, ClaimResult
+from tape.engine.reactions.new_tasks import NewTasks
 from tape.engine.reactions.task_order import CHANNEL
 from tape.engine.reactions.tasks import Settlement, Task, TaskReport
 from tape.errors import InvalidInput, NotFound, ServerStopping, TapeError
@@ -51,7 +53,7 @@ class DispatcherSession:
         self.in_flight: set[str] = set()
         self.reports: list[TaskReport] = []
         self.renewals: list[str] = []
-        self.deliveries: asyncio.Queue[DispatcherDelivery | TapeError] = asyncio.Queue()
+        self.deliveries: asyncio.Queue[DispatcherDelivery | TapeError | None] = asyncio.Queue()
         self.is_writing = False
         self.is_closed = False
         # Claim rounds serve the sessions of several callers; each gets what its own may have.
@@ -89,8 +91,12 @@ class DispatcherSession:
         self.renewals += renewals
         self._broker.wake()
 
-    async def next(self) -> DispatcherDelivery:
-        """Wait for the next delivery."""
+    def end_requests(self) -> None:
+        """The dispatcher sends no more requests: let `next()` return None once what came before is delivered."""
+        self.deliveries.put_nowait(None)
+
+    async def next(self) -> DispatcherDelivery | None:
+        """Wait for the next delivery; None when the dispatcher has sent its last request."""
         delivery = await self.deliveries.get()
         if isinstance(delivery, TapeError):
             raise delivery
@@ -119,6 +125,40 @@ class ClaimRound(msgspec.Struct):
         return self.began_at + (at_ms - self.now_ms) / 1_000
 
 
+class RoundLock:
+    """Held by one claim round at a time. Any thread may try it; the event loop waits for it and releases it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._is_released = asyncio.Event()
+
+    def try_acquire(self) -> bool:
+        """Acquire the lock unless another round has it or waits for it."""
+        return not self._waiting and self._lock.acquire(blocking=False)
+
+    async def acquire(self) -> None:
+        """Wait for the lock."""
+        self._waiting += 1
+        try:
+            while not self._lock.acquire(blocking=False):
+                self._is_released.clear()
+                await self._is_released.wait()
+        finally:
+            self._waiting -= 1
+
+    def release(self) -> None:
+        """Let the next round begin."""
+        self._lock.release()
+        self._is_released.set()
+
+    async def __aenter__(self) -> None:
+        await self.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.release()
+
+
 class TaskBroker:
     """Claims tasks for the dispatcher sessions of one server."""
 
@@ -133,7 +173,7 @@ class TaskBroker:
         self._tasks: list[asyncio.Task[None]] = []
         self._rotation = 0
         # Held during a claim round: the free slots of a session are exact only between rounds.
-        self._round_lock = asyncio.Lock()
+        self._round_lock = RoundLock()
 
     async def start(self) -> None:
         """Start to deliver tasks."""
@@ -188,18 +228,38 @@ class TaskBroker:
 
     # ── claim rounds within a transaction of the matcher ─────────────────────────────────────────
 
-    async def begin_round(self, reaction_ids: Set[str]) -> ClaimRound | None:
-        """Begin a round in a transaction that creates tasks of these reactions; None if no dispatcher waits for them.
+    @property
+    def has_free_slots(self) -> bool:
+        """Whether a dispatcher accepts more tasks."""
+        return any(session.free_slots for session in self._sessions)
 
-        It saves a commit between an entry and its handler. Call `commit_round` or `abort_round` afterwards.
+    def awaits(self, reaction_ids: Set[str]) -> bool:
+        """Whether a dispatcher waits for tasks of one of these reactions."""
+        return bool(self._waiting_for(reaction_ids))
+
+    def begin_round(self, reaction_ids: Set[str]) -> ClaimRound | None:
+        """Begin a round in a transaction that creates tasks of these reactions.
+
+        It saves a commit between an entry and its handler. Call `commit_round` or `abort_round` afterwards. None if no
+        dispatcher waits for such tasks, or another round is in progress.
         """
-        if self._round_lock.locked() or not any(
-            session.free_slots and not reaction_ids.isdisjoint(session.reaction_ids) for session in self._sessions
-        ):
+        if not self.awaits(reaction_ids) or not self._round_lock.try_acquire():
             return None
-        await self._round_lock.acquire()
         self._ready.update(dict.fromkeys(reaction_ids))
         return self._gather_round()
+
+    def join_round(self, reaction_ids: Set[str]) -> ClaimRound | None:
+        """Begin such a round on the writer's thread: it claims tasks, and leaves reports to the next round."""
+        if not self.awaits(reaction_ids) or not self._round_lock.try_acquire():
+            return None
+        return ClaimRound([], self._rotated(self._waiting_for(reaction_ids)), list(reaction_ids))
+
+    def _waiting_for(self, reaction_ids: Set[str]) -> list[DispatcherSession]:
+        return [
+            session
+            for session in self._sessions
+            if session.free_slots and not reaction_ids.isdisjoint(session.reaction_ids)
+        ]
 
     def commit_round(self, claim_round: ClaimRound) -> None:
         """Deliver the tasks of a committed round."""
@@ -259,17 +319,20 @@ class TaskBroker:
         # A completed task frees a slot of its reaction and of its session, so its reaction is ready again.
         ready = list(self._ready)
         self._ready.clear()
-        self._rotation += 1
-        sessions = self._sessions
-        if len(sessions) > 1:
-            first = self._rotation % len(sessions)
-            sessions = sessions[first:] + sessions[:first]
         waiting = [
-            session for session in sessions if session.window and (session.free_slots or session.has_reports or reports)
+            session
+            for session in self._rotated(self._sessions)
+            if session.window and (session.free_slots or session.has_reports or reports)
         ]
         return ClaimRound(
             reports, waiting if ready or reports else [], ready, deliveries={}, next_check_at_ms={}, unfinished=set()
         )
+
+    def _rotated(self, sessions: list[DispatcherSession]) -> list[DispatcherSession]:
+        """The sessions, each time with another one first."""
+        self._rotation += 1
+        first = self._rotation % max(len(sessions), 1)
+        return sessions[first:] + sessions[:first]
 
     def _restore_round(self, claim_round: ClaimRound) -> None:
         """Put reports, renewals and ready reactions of a failed round back: nothing of it was written."""
@@ -332,8 +395,11 @@ class TaskBroker:
                 self.notify_ready(found)
 
 
-def run_claim_round(tx: Transaction, claim_round: ClaimRound) -> None:
-    """Write all reports, then claim ready tasks. A retry of the transaction starts from an empty result."""
+def run_claim_round(tx: Transaction, claim_round: ClaimRound, new: NewTasks = NO_NEW_TASKS) -> None:
+    """Write all reports, then claim ready tasks, also those that the transaction creates.
+
+    A retry of the transaction starts from an empty result.
+    """
     claim_round.deliveries, claim_round.next_check_at_ms = {}, {}
     claim_round.unfinished, claim_round.dead_lettered = set(), 0
     now = claim_round.now_ms = now_ms()
@@ -373,7 +439,7 @@ def run_claim_round(tx: Transaction, claim_round: ClaimRound) -> None:
                 reaction_id, session.owner, session.lease_ms, min(free_slots, MAX_AT_ONCE), session.shard
             )
             with acting_as(session.principal):
-                claimed = _claim(tx, request, now)
+                claimed = _claim(tx, request, now, new)
             claim_round.dead_lettered += claimed.dead_lettered
             if claimed.tasks:
                 claim_round.deliveries.setdefault(session, DispatcherDelivery([])).tasks += claimed.tasks
@@ -407,9 +473,9 @@ def _join_answers(reports: list[TaskReport]) -> dict[str, list[str]]:
     return joined
 
 
-def _claim(tx: Transaction, request: ClaimRequest, now: int) -> ClaimResult:
+def _claim(tx: Transaction, request: ClaimRequest, now: int, new: NewTasks) -> ClaimResult:
     try:
-        return claims.claim_tasks(tx, request, now)
+        return claims.claim_tasks(tx, request, now, new)
     except (InvalidInput, NotFound) as error:  # the reaction was resharded or deleted after the session began
         log.info("no tasks claimed for %s: %s", request.owner, error)
         return ClaimResult([])

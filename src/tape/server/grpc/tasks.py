@@ -91,26 +91,19 @@ class TasksService:
             return
         session = await self._open_session(first)
         listening = asyncio.create_task(self._listen(session, requests))
-        waiting: asyncio.Task[DispatcherDelivery] | None = None
+        listening.add_done_callback(lambda _: session.end_requests())
         try:
             session.set_window(max(first.window, 0))
             session.report(_report(first), first.renew)
-            while True:
-                waiting = asyncio.create_task(session.next())
-                done, _ = await asyncio.wait((waiting, listening), return_when=asyncio.FIRST_COMPLETED)
-                if waiting in done:
-                    yield _reply(waiting.result())
-                    continue
-                listening.result()  # raises what was wrong with a request of the dispatcher
-                break
-            waiting.cancel()
+            while (delivery := await session.next()) is not None:
+                yield _reply(delivery)
+            listening.result()  # raises what was wrong with a request of the dispatcher
             session.set_window(0)  # the dispatcher has half-closed the stream; its last reports are answered first
             while session.has_unanswered_reports:
-                yield _reply(await session.next())
+                if (delivery := await session.next()) is not None:
+                    yield _reply(delivery)
         finally:
             listening.cancel()
-            if waiting is not None:
-                waiting.cancel()
             session.close()
 
     async def _open_session(self, first: pb.DispatchRequest) -> DispatcherSession:
