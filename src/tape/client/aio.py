@@ -22,6 +22,7 @@ from tape.client.reactions import ReactionCalls
 from tape.client.resumption import ResumableCall, Resumptions, is_outage
 from tape.client.runs import RunCalls
 from tape.client.sessions import SessionCalls
+from tape.client.upgrade import Transport, choose_transport
 from tape.client.values import ValueCalls
 from tape.client.verification import Anchor, ChainVerifier, check_contiguous
 from tape.errors import EntryDamaged, InvalidInput, TapeError
@@ -82,9 +83,11 @@ class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionC
         lease_owner: str = "",
         append_timeout_s: float = TIMEOUT_S,
         reconnect_timeout_s: float = resumption.TIMEOUT_S,
+        transport: Transport | None = None,
     ) -> None:
         self.url = url
-        self._channel = Channel(url, lease_owner, Credentials(auth=auth, audience=audience, id_token=id_token))
+        credentials = Credentials(auth=auth, audience=audience, id_token=id_token)
+        self._channel = Channel(url, lease_owner, credentials, choose_transport(transport))
         self._resumptions = Resumptions(reconnect_timeout_s)
         self._appends = AppendStream(self._channel)
         self._batcher = AppendBatcher(self._send, append_timeout_s)

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from tape.base.telemetry.metrics import Metrics
 from tape.server.http.artifacts import ArtifactRoutes
+from tape.server.http.calls import CallRoutes
 from tape.server.http.cors import Cors
 from tape.server.http.documents import show_asyncapi, show_openapi
 from tape.server.http.foreign_pages import ForeignPages
@@ -33,6 +34,7 @@ class Endpoints(NamedTuple):
     artifacts: ArtifactRoutes
     info: InfoRoutes
     ingress: IngressRoutes
+    calls: CallRoutes
     add_api: Callable[[App], None]
 
 
@@ -57,6 +59,7 @@ def build_app(readiness: Readiness, metrics: Metrics, endpoints: Endpoints, orig
     app.add("GET", "/metrics", show_metrics)
     app.add_raw("GET", "/v1/events", endpoints.stream.serve)
     app.add_raw("HEAD", "/v1/events", endpoints.stream.serve)
+    app.add_raw("GET", "/v1/calls", endpoints.calls.serve)
     app.add("POST", "/v1/events", endpoints.publishing.publish)
     app.add("GET", "/v1/artifacts/", endpoints.artifacts.get)
     app.add("POST", "/v1/events/list", endpoints.queries.list_events)
