@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from tape.base.keepalive import keep_alive
+from tape.base.url_mask import mask_urls
 from tape.client.failures import Failure, translate
 from tape.errors import ServerUnreachable, TapeError
 from tape.proto.call_frames import (
@@ -24,6 +25,7 @@ from tape.proto.call_frames import (
     Reply,
     ServerMessage,
     encode,
+    encode_parts,
 )
 
 Metadata = tuple[tuple[str, str], ...]
@@ -33,8 +35,10 @@ Metadata = tuple[tuple[str, str], ...]
 PING_S, PONG_S = 6.0, 3.0
 # Bytes that the answer to the upgrade may have.
 MAX_HEAD_BYTES = 16 << 10
-# Bytes of calls in one message, unless a single one has more.
-MESSAGE_BYTES = 1 << 20
+# A larger request goes by gRPC, so that it does not hold up the calls behind it.
+MAX_CALL_BYTES = 2 << 20
+# What a call has beside its request, for the limit of a message.
+CALL_OVERHEAD_BYTES = 128 << 10
 
 _PING = encode(ClientMessage())
 
@@ -47,14 +51,19 @@ class _Waiting(NamedTuple):
 
 
 class CallConnection(asyncio.Protocol):
-    """Open after `upgraded`, until `on_closed` is called, once: then no more calls can be made."""
+    """Open after `upgraded`, until `on_closed` is called, once: then no more calls can be made.
 
-    def __init__(self, url: str, max_call_bytes: int, on_closed: Callable[[], None]) -> None:
-        self.max_call_bytes = max_call_bytes
+    A request of more than `max_call_bytes` has to go another way.
+    """
+
+    def __init__(self, url: str, max_message_bytes: int, on_closed: Callable[[], None]) -> None:
+        self.max_call_bytes = min(MAX_CALL_BYTES, max_message_bytes - CALL_OVERHEAD_BYTES)
+        self._max_message_bytes = max_message_bytes
         self._url = url
         self._on_closed = on_closed
         self._loop = asyncio.get_running_loop()
         self.upgraded: asyncio.Future[None] = self._loop.create_future()
+        self.lost = asyncio.Event()
         self._head: bytearray | None = bytearray()
         self._reader = MessageReader(ServerMessage)
         self._transport: asyncio.Transport | None = None
@@ -103,8 +112,13 @@ class CallConnection(asyncio.Protocol):
             if deadline is not None:
                 deadline.cancel()
 
+    @property
+    def is_open(self) -> bool:
+        """Whether calls can be made."""
+        return not self._is_closing
+
     def close(self) -> None:
-        """Disconnect. Calls in progress fail."""
+        """Disconnect. Calls in progress fail; `lost` is set when it is done."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -127,14 +141,15 @@ class CallConnection(asyncio.Protocol):
         self._calls, self._cancelled = [], []
         if cancelled:
             calls = [call for call in calls if call.id in self._waiting]
-        messages: list[bytes] = []
-        while calls or cancelled or not messages:
-            count = _count_fitting(calls)
-            token = None if self._is_token_sent else self._token
+        data = b""
+        if not self._is_token_sent:
             self._is_token_sent = True
-            messages.append(encode(ClientMessage(calls[:count], cancelled[:MAX_CALLS], token)))
-            calls, cancelled = calls[count:], cancelled[MAX_CALLS:]
-        self._transport.write(b"".join(messages))
+            data = encode(ClientMessage(token=self._token))
+        for start in range(0, len(calls), MAX_CALLS):
+            data += encode_parts(calls[start : start + MAX_CALLS], ClientMessage, self._max_message_bytes)
+        for start in range(0, len(cancelled), MAX_CALLS):
+            data += encode(ClientMessage(cancelled=cancelled[start : start + MAX_CALLS]))
+        self._transport.write(data)
 
     # ── replies ──────────────────────────────────────────────────────────────────────────────────
 
@@ -197,7 +212,9 @@ class CallConnection(asyncio.Protocol):
                 self.upgraded.set_result(None)
             return rest
         if not self.upgraded.done():
-            self.upgraded.set_exception(ServerUnreachable(f"{self._url} refused {PROTOCOL} ({status[:80]})."))
+            self.upgraded.set_exception(
+                ServerUnreachable(f"{mask_urls(self._url)} refused {PROTOCOL} ({status[:80]}).")
+            )
         self.close()
         return b""
 
@@ -211,6 +228,7 @@ class CallConnection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end()
+        self.lost.set()
         if self._ping is not None:
             self._ping.cancel()
         lost = self._lost(str(exc or "connection closed"))
@@ -249,31 +267,19 @@ class CallConnection(asyncio.Protocol):
             self._check_alive()
 
 
-def _count_fitting(calls: list[Call]) -> int:
-    """How many of the first calls go into one message."""
-    if len(calls) <= MAX_CALLS and sum([len(call.body) for call in calls]) <= MESSAGE_BYTES:
-        return len(calls)
-    size = 0
-    for count, call in enumerate(calls[:MAX_CALLS]):
-        size += len(call.body)
-        if count and size > MESSAGE_BYTES:
-            return count
-    return min(len(calls), MAX_CALLS)
-
-
 async def open_connection(
     url: str,
     address: tuple[str, int],
     context: ssl.SSLContext | None,
     journal_id: str,
-    max_call_bytes: int,
+    max_message_bytes: int,
     on_closed: Callable[[], None],
 ) -> CallConnection:
     """A connection that was upgraded. Nothing secret has been sent yet."""
     host, port = address
     loop = asyncio.get_running_loop()
     transport, connection = await loop.create_connection(
-        lambda: CallConnection(url, max_call_bytes, on_closed), host, port, ssl=context
+        lambda: CallConnection(url, max_message_bytes, on_closed), host, port, ssl=context
     )
     try:
         connection.ask_upgrade(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", journal_id)

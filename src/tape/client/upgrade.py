@@ -11,10 +11,11 @@ from typing import Literal, cast
 
 from tape.base.retry import UNLIMITED, Backoff, RetryPolicy
 from tape.base.tls import load_client_tls
+from tape.base.url_mask import mask_urls
 from tape.client import rpcs
 from tape.client.call_connection import CallConnection, open_connection
 from tape.client.failures import is_secure
-from tape.errors import InvalidConfig, NotServed
+from tape.errors import InvalidConfig, NotServed, ServerUnreachable
 from tape.proto import tape_pb2 as pb
 from tape.proto.call_frames import PROTOCOL
 
@@ -27,10 +28,8 @@ VARIABLE = "TAPE_TRANSPORT"
 CONNECT_S = 10.0
 # A client that makes fewer calls than this never opens a connection: it would cost more than it saves.
 FIRST_CALLS = 2
-# A larger request goes by gRPC, so that it does not hold up the calls behind it.
-MAX_CALL_BYTES = 2 << 20
-# Between attempts, which are made when there are calls: 0.1 s, 0.2 s, … 30 s, each ± 25 %.
-ATTEMPTS = RetryPolicy(max_attempts=UNLIMITED, initial_interval_s=0.1, max_interval_s=30.0, jitter=0.25)
+# Between attempts, which are made when there are calls: 0.1 s, 0.2 s, … 60 s, each ± 25 %.
+ATTEMPTS = RetryPolicy(max_attempts=UNLIMITED, initial_interval_s=0.1, max_interval_s=60.0, jitter=0.25)
 
 
 def choose_transport(given: str | None) -> Transport:
@@ -82,9 +81,9 @@ class Upgrade:
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.gather(self._opening, return_exceptions=True)
-        if self.connection is not None:
-            self.connection.close()
-            self.connection = None
+        if (connection := self.connection) is not None:
+            connection.close()
+            await connection.lost.wait()
 
     async def _open(self) -> None:
         try:
@@ -105,14 +104,16 @@ class Upgrade:
         if self._port not in info.grpc_ports or not info.http_port or PROTOCOL not in info.call_protocols:
             return None
         context = await asyncio.to_thread(_tls_context) if is_secure(self._url) else None
-        limit = min(MAX_CALL_BYTES, info.max_message_bytes // 2)
-        address = (self._host, info.http_port)
-        connection = await open_connection(self._url, address, context, info.journal_id, limit, self._forget)
+        connection = await open_connection(
+            self._url, (self._host, info.http_port), context, info.journal_id, info.max_message_bytes, self._forget
+        )
         try:
             await connection.call(rpcs.GET_SERVER_INFO.name, b"", token=await self._token())
         except BaseException:
             connection.close()
             raise
+        if not connection.is_open:
+            raise ServerUnreachable(f"{mask_urls(self._url)} closed the connection.")
         return connection
 
     def _forget(self) -> None:

@@ -7,7 +7,7 @@ the Protobuf messages of `tape.proto`. `docs/calls.md` has the whole protocol.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Final, Generic, TypeVar
 
 import msgspec
@@ -20,11 +20,9 @@ JOURNAL_HEADER: Final = "tape-journal"
 
 LENGTH_BYTES: Final = 4
 MAX_LENGTH: Final = (1 << 32) - 1
-# Limits of what one message may hold. Together with its length they bound the memory that decoding it takes.
+# Calls of one message, and pairs of metadata of one call. With the length they bound what decoding a message takes.
 MAX_CALLS: Final = 1_024
-MAX_METADATA: Final = 8
-MAX_TEXT: Final = 8 << 10
-MAX_TOKEN: Final = 64 << 10
+MAX_METADATA: Final = 32
 
 # Number and name of each status, as gRPC has them.
 STATUS_NAMES: Final = (
@@ -48,15 +46,14 @@ STATUS_NAMES: Final = (
 )
 STATUS_NUMBERS: Final = {name: number for number, name in enumerate(STATUS_NAMES)}
 
-_Text = Annotated[str, Meta(max_length=MAX_TEXT)]
-Metadata = Annotated[list[tuple[_Text, _Text]], Meta(max_length=MAX_METADATA)]
+Metadata = Annotated[list[tuple[str, str]], Meta(max_length=MAX_METADATA)]
 
 
 class Call(msgspec.Struct, array_like=True, gc=False):
     """One call: the request is its Protobuf message; a timeout of 0 is none."""
 
     id: int
-    method: _Text
+    method: str
     body: bytes
     timeout_ms: Annotated[int, Meta(ge=0)] = 0
     metadata: Metadata | None = None
@@ -77,7 +74,7 @@ class ClientMessage(msgspec.Struct, array_like=True, gc=False):
 
     calls: Annotated[Sequence[Call], Meta(max_length=MAX_CALLS)] = ()
     cancelled: Annotated[Sequence[int], Meta(max_length=MAX_CALLS)] = ()
-    token: Annotated[str, Meta(max_length=MAX_TOKEN)] | None = None
+    token: str | None = None
 
 
 class ServerMessage(msgspec.Struct, array_like=True, gc=False):
@@ -87,7 +84,9 @@ class ServerMessage(msgspec.Struct, array_like=True, gc=False):
     closing: bool = False
 
 
-Message = TypeVar("Message", bound=ClientMessage | ServerMessage)
+AnyMessage = ClientMessage | ServerMessage
+Message = TypeVar("Message", bound=AnyMessage)
+Part = TypeVar("Part")
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -96,10 +95,19 @@ class MalformedMessage(Exception):
     """Bytes that are no message of this protocol, or a message that is too large."""
 
 
-def encode(message: ClientMessage | ServerMessage) -> bytes:
+def encode(message: AnyMessage) -> bytes:
     """A message with its length."""
     data = _encoder.encode(message)
     return len(data).to_bytes(LENGTH_BYTES, "big") + data
+
+
+def encode_parts(parts: Sequence[Part], wrap: Callable[[Sequence[Part]], AnyMessage], max_bytes: int) -> bytes:
+    """Parts in as few messages as possible, none of which is longer, unless it has a single part."""
+    data = encode(wrap(parts))
+    if len(data) <= max_bytes or len(parts) == 1:
+        return data
+    half = len(parts) // 2
+    return encode_parts(parts[:half], wrap, max_bytes) + encode_parts(parts[half:], wrap, max_bytes)
 
 
 class MessageReader(Generic[Message]):

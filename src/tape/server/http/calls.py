@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
 from tape.base.telemetry.metrics import Metrics
 from tape.journal.journal import Journal
@@ -21,30 +20,28 @@ SWITCHING = f"HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\r\nupgrade
 
 
 class CallRoutes:
-    """The route of the call protocol. Tokens are in the calls; the upgrade itself needs none."""
+    """The route of the call protocol. Tokens are in the messages that follow; the upgrade itself needs none.
+
+    Half of the HTTP connections stay for other requests: clients that are refused call by gRPC.
+    """
 
     def __init__(
-        self, journal: Journal, methods: Mapping[str, UnaryMethod], access: HttpAccess, metrics: Metrics, max_bytes: int
+        self,
+        journal: Journal,
+        methods: Mapping[str, UnaryMethod],
+        access: HttpAccess,
+        metrics: Metrics,
+        max_message_bytes: int,
     ) -> None:
         self._journal = journal
         self._methods = methods
         self._access = access
-        self._connected = metrics.call_connections
-        self._max_bytes = max_bytes
+        self._metric = metrics.call_connections
+        self._max_message_bytes = max_message_bytes
+        self._connections: set[CallsConnection] = set()
 
-    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def upgrade(self, request: Request) -> Response:
         """Upgrade the connection of a request, or say why not."""
-        request = Request(scope)
-        if (refusal := await self._refuse(request)) is not None:
-            await refusal(scope, receive, send)
-            return
-        connection: HttpConnection = scope[KEY]
-        limits = CallLimits(self._max_bytes, connection.limits.header_timeout_s, connection.limits.body_timeout_s)
-        if connection.upgrade(SWITCHING, CallsConnection(self._methods, limits, connection, self._connected)):
-            # Only the metrics of routes see this: the head was sent by `upgrade`.
-            await send({"type": "http.response.start", "status": 101, "headers": []})
-
-    async def _refuse(self, request: Request) -> Response | None:
         if not _asks_for_upgrade(request):
             refusal = envelope(426, "upgrade_required", f"this route needs an upgrade to {PROTOCOL} (docs/calls.md).")
             refusal.headers.update({"upgrade": PROTOCOL, "connection": "Upgrade"})
@@ -53,7 +50,18 @@ class CallRoutes:
         journal_id = (await self._journal.head()).journal_id
         if request.headers.get(JOURNAL_HEADER, journal_id) != journal_id:
             return envelope(421, "other_journal", f"this server has another journal than {JOURNAL_HEADER} says.")
-        return None
+        connection: HttpConnection = request.scope[KEY]
+        if len(self._connections) >= (most := connection.limits.max_connections // 2):
+            return envelope(503, "runtime_error", f"{most} call connections are open, half of http_max_connections.")
+        limits = CallLimits(
+            self._max_message_bytes, connection.limits.header_timeout_s, connection.limits.body_timeout_s
+        )
+        connection.upgrade(SWITCHING, CallsConnection(self._methods, limits, connection.certificate, self._count))
+        return Response(status_code=101)  # only the metrics see it: `upgrade` has answered
+
+    def _count(self, connection: CallsConnection, is_open: bool) -> None:
+        (self._connections.add if is_open else self._connections.discard)(connection)
+        self._metric.set(len(self._connections))
 
 
 def _asks_for_upgrade(request: Request) -> bool:
@@ -61,4 +69,4 @@ def _asks_for_upgrade(request: Request) -> bool:
         name: [each.strip().lower() for each in request.headers.get(name, "").split(",")]
         for name in ("connection", "upgrade")
     }
-    return "upgrade" in tokens["connection"] and PROTOCOL in tokens["upgrade"]
+    return request.method == "GET" and "upgrade" in tokens["connection"] and PROTOCOL in tokens["upgrade"]

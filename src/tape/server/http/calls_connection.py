@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
-
-from prometheus_client import Gauge
 
 from tape.base.keepalive import keep_alive
 from tape.base.telemetry.throttle import ThrottledLog
@@ -27,15 +25,18 @@ from tape.proto.call_frames import (
     Reply,
     ServerMessage,
     encode,
+    encode_parts,
 )
 from tape.server.grpc.access import CERTIFICATE_KEY
 from tape.server.grpc.methods import ERROR_CODE_KEY, METHODS, Failure, OrderedContext, UnaryMethod
-from tape.server.http.protocol import HttpConnection, UpgradedProtocol
+from tape.server.http.protocol import UpgradedProtocol
 
 # Calls of one connection that may be in progress before it is read on.
 MAX_CALLS_IN_PROGRESS = 1_024
-# Bytes of replies in one message, unless a single one has more.
-REPLY_BYTES = 1 << 20
+# Bytes of a message with replies, unless a single one has more.
+MESSAGE_BYTES = 1 << 20
+# Characters of all metadata of a call, as gRPC has it (`MAX_METADATA_BYTES` of the server).
+MAX_METADATA_CHARACTERS = 64 << 10
 # Seconds that a stopping server waits for clients to close connections without calls.
 CLOSING_S = 1.0
 # The event loop does not accept timers of more than 24 days on every platform.
@@ -45,6 +46,8 @@ _PONG = encode(ServerMessage())
 _STREAMS = frozenset(method.name for method in METHODS if method.client_streaming or method.server_streaming)
 _EXPIRED = Failure("DEADLINE_EXCEEDED", "Deadline Exceeded")
 _CANCELLED = Failure("CANCELLED", "Locally cancelled by application!")
+
+_TOO_MUCH_METADATA = Failure("RESOURCE_EXHAUSTED", f"the metadata has more than {MAX_METADATA_CHARACTERS} characters.")
 
 _log = ThrottledLog(logging.getLogger(__name__))
 
@@ -92,20 +95,17 @@ class CallContext(OrderedContext):
 class CallsConnection(UpgradedProtocol):
     """The connection of one client. Calls run concurrently; appends are prepared in the order they were sent."""
 
-    transport: asyncio.Transport
-
     def __init__(
         self,
         methods: Mapping[str, UnaryMethod],
         limits: CallLimits,
-        upgraded: HttpConnection,
-        connected: Gauge,
+        certificate: bytes | None,
+        count: Callable[[CallsConnection, bool], None],
     ) -> None:
         self._methods = methods
         self._limits = limits
-        self._certificate = upgraded.certificate
-        self._connections: set[Any] = upgraded.connections
-        self._connected = connected
+        self._certificate = certificate
+        self._count = count
         self._loop = asyncio.get_running_loop()
         self._reader = MessageReader(ClientMessage, limits.max_message_bytes)
         self._identity: Metadata = ()
@@ -125,8 +125,7 @@ class CallsConnection(UpgradedProtocol):
     # ── the transport ────────────────────────────────────────────────────────────────────────────
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
-        self.transport = transport
-        self._connected.inc()
+        self._count(self, True)
         keep_alive(transport.get_extra_info("socket"))
         self._timer = self._loop.call_later(self._limits.first_call_s, self._end_unknown)
 
@@ -148,8 +147,8 @@ class CallsConnection(UpgradedProtocol):
         self._set_timer(None)
         for task in self._calls.values():
             task.cancel()
-        self._connections.discard(self)
-        self._connected.dec()
+        self._count(self, False)
+        super().connection_lost(exc)
 
     def shutdown(self) -> None:
         """Accept no more calls, answer those in progress, and wait for the client to close."""
@@ -189,7 +188,7 @@ class CallsConnection(UpgradedProtocol):
         for each in message.cancelled:
             if (task := self._calls.get(each)) is not None:
                 self._loop.call_soon(task.cancel)  # a task that has not begun would not end its call
-        if not message.calls and not message.cancelled:
+        if not message.calls and not message.cancelled and message.token is None:
             self.transport.write(_PONG)
 
     def _begin(self, call: Call) -> None:
@@ -198,6 +197,8 @@ class CallsConnection(UpgradedProtocol):
             self._reply(_failed(call, Failure("INVALID_ARGUMENT", f"the call {call.id} is in progress already.")))
         elif method is None:
             self._reply(_failed(call, _not_served(call.method)))
+        elif call.metadata and sum([len(name) + len(value) for name, value in call.metadata]) > MAX_METADATA_CHARACTERS:
+            self._reply(_failed(call, _TOO_MUCH_METADATA))
         elif self._is_stopping:
             self._reply(_failed(call, method.fail(ServerStopping("The server is stopping; nothing was done."))))
         else:
@@ -260,16 +261,7 @@ class CallsConnection(UpgradedProtocol):
         replies, self._replies = self._replies, []
         if self._is_lost:
             return
-        parts, size = [replies], 0
-        if len(replies) > 1 and sum([len(reply.body) for reply in replies]) > REPLY_BYTES:
-            parts = [[]]
-            for reply in replies:
-                if parts[-1] and size + len(reply.body) > REPLY_BYTES:
-                    parts.append([])
-                    size = 0
-                parts[-1].append(reply)
-                size += len(reply.body)
-        self.transport.write(b"".join([encode(ServerMessage(part)) for part in parts]))
+        self.transport.write(encode_parts(replies, ServerMessage, MESSAGE_BYTES))
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────
 

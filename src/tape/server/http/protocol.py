@@ -11,7 +11,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from http import HTTPStatus
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -54,7 +54,21 @@ class StreamWriter(Protocol):
 
 
 class UpgradedProtocol(asyncio.Protocol, ABC):
-    """What a connection is upgraded to. It counts as a connection until its `connection_lost` removes it."""
+    """What a connection is upgraded to. It counts as a connection until it is lost."""
+
+    transport: asyncio.Transport
+    _connections: set[Any]
+
+    def upgraded(self, transport: asyncio.Transport, connections: set[Any]) -> None:
+        """Begin on a transport, as one of the connections of a server."""
+        self._connections = connections
+        connections.add(self)
+        self.transport = transport
+        self.connection_made(transport)
+        transport.set_protocol(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
 
     @abstractmethod
     def shutdown(self) -> None:
@@ -161,22 +175,19 @@ class HttpConnection(HttpToolsProtocol):
         if writer is not None:
             writer.gone()
 
-    def upgrade(self, head: bytes, protocol: UpgradedProtocol) -> bool:
-        """Answer the open request with this head, and hand the connection over. False if it is closed already."""
+    def upgrade(self, head: bytes, protocol: UpgradedProtocol) -> None:
+        """Answer the open request with this head, and hand the connection over, unless it is closed already."""
         if self.is_refused or self.transport.is_closing():
-            return False
+            return
         self._cancel_timer()
         self._unset_keepalive_if_required()
         self.cycle.disconnected = True  # what else its handler sends goes nowhere
         self.transport.write(head)
         self.connections.discard(self)
-        self.connections.add(protocol)  # type: ignore[arg-type]  # uvicorn asks for `shutdown` only
         self.flow.resume_reading()
-        protocol.connection_made(self.transport)
-        self.transport.set_protocol(protocol)
+        protocol.upgraded(self.transport, self.connections)
         if self._after_upgrade:
             protocol.data_received(self._after_upgrade)
-        return True
 
     @property
     def _too_many_header_bytes(self) -> str:
