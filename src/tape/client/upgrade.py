@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import ssl
 from collections.abc import Awaitable, Callable
 from typing import Literal, cast
 
@@ -59,6 +58,7 @@ class Upgrade:
         self.connection: CallConnection | None = None
         self._url = url
         self._host, self._port = _split(target)
+        self._tls = load_client_tls() if is_secure(url) else None
         self._ask = ask
         self._token = token
         self._calls = 0
@@ -103,7 +103,8 @@ class Upgrade:
         """A connection on which a call has been answered; None if this server offers none to this client."""
         if self._port not in info.grpc_ports or not info.http_port or PROTOCOL not in info.call_protocols:
             return None
-        context = await asyncio.to_thread(_tls_context) if is_secure(self._url) else None
+        # Loading the certificates of the system's authorities takes some ms.
+        context = None if self._tls is None else await asyncio.to_thread(self._tls.context)
         connection = await open_connection(
             self._url, (self._host, info.http_port), context, info.journal_id, info.max_message_bytes, self._forget
         )
@@ -118,10 +119,6 @@ class Upgrade:
 
     def _forget(self) -> None:
         self.connection = None
-
-
-def _tls_context() -> ssl.SSLContext:
-    return load_client_tls().context()
 
 
 def _split(target: str) -> tuple[str, int]:
