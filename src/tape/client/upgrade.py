@@ -69,7 +69,7 @@ class Upgrade:
 
     def note_call(self) -> None:
         """A call is made by gRPC: open a connection for later ones, if it is time to."""
-        if self._is_off or self._opening is not None:
+        if self._is_off or self._opening is not None or self.connection is not None:
             return
         self._calls += 1
         if self._calls >= FIRST_CALLS and asyncio.get_running_loop().time() >= self._next_at:
@@ -128,4 +128,4 @@ def _split(target: str) -> tuple[str, int]:
         host = host[1:-1]
     elif ":" in host:
         host = ""
-    return ("", 0) if any(sign in host for sign in "/,") else (host, int(port))
+    return "" if any(sign in host for sign in "/,") else host, int(port)
