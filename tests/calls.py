@@ -7,7 +7,15 @@ import itertools
 import ssl
 from types import TracebackType
 
-from tape.proto.call_frames import STATUS_NAMES, Call, ClientMessage, MessageReader, Reply, ServerMessage, encode
+from tape.proto.call_frames import (
+    STATUS_NAMES,
+    CallFrame,
+    ClientMessage,
+    FrameReader,
+    ReplyFrame,
+    ServerMessage,
+    encode,
+)
 
 UPGRADE = {"connection": "Upgrade", "upgrade": "tape/1"}
 # However busy the machine is, an answer arrives within this many seconds.
@@ -23,8 +31,8 @@ class Calls:
         self._tls = tls
         self._headers = {"host": address} | UPGRADE | headers
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, asyncio.Future[Reply]] = {}
-        self._replies = MessageReader(ServerMessage)
+        self._waiting: dict[int, asyncio.Future[ReplyFrame]] = {}
+        self._replies = FrameReader(ServerMessage)
         self._reading: asyncio.Task[None] | None = None
         self.head = b""
         self.is_closing = False
@@ -75,22 +83,22 @@ class Calls:
 
     def prepare(
         self, method: str, body: bytes = b"", timeout_ms: int = 0, metadata: list[tuple[str, str]] | None = None
-    ) -> tuple[Call, asyncio.Future[Reply]]:
+    ) -> tuple[CallFrame, asyncio.Future[ReplyFrame]]:
         """A call to send, and the future of its reply."""
-        call = Call(next(self._numbers), method, body, timeout_ms, metadata)
+        call = CallFrame(next(self._numbers), method, body, timeout_ms, metadata)
         return call, self.expect(call.id)
 
-    def expect(self, call_id: int) -> asyncio.Future[Reply]:
+    def expect(self, call_id: int) -> asyncio.Future[ReplyFrame]:
         """The future of a reply."""
         return self._waiting.setdefault(call_id, asyncio.get_running_loop().create_future())
 
-    async def call(self, method: str, body: bytes = b"", **options: object) -> Reply:
+    async def call(self, method: str, body: bytes = b"", **options: object) -> ReplyFrame:
         """Make a call in a message of its own."""
         call, reply = self.prepare(method, body, **options)  # type: ignore[arg-type]
         self.send(ClientMessage([call]))
         return await self.wait(reply)
 
-    async def wait(self, reply: asyncio.Future[Reply]) -> Reply:
+    async def wait(self, reply: asyncio.Future[ReplyFrame]) -> ReplyFrame:
         """The reply, however long it takes."""
         async with asyncio.timeout(ANSWER_S):
             return await reply
@@ -125,6 +133,6 @@ class Calls:
             self.expect(reply.id).set_result(reply)
 
 
-def outcome_of(reply: Reply) -> tuple[str, str]:
+def outcome_of(reply: ReplyFrame) -> tuple[str, str]:
     """The name of a reply's status, and the text of its error."""
     return STATUS_NAMES[reply.status], reply.body.decode() if reply.status else ""

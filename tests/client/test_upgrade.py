@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tape.base.telemetry.tracing import Trace, current_span
-from tape.client import AsyncTapeClient, TapeClient, call_connection, rpcs
+from tape.client import AsyncTapeClient, TapeClient, outgoing_calls, rpcs
 from tape.client.upgrade import ATTEMPTS, _split
 from tape.engine.security.tokens import jwks_path, load_key
 from tape.errors import (
@@ -297,8 +297,8 @@ async def test_appends_survive_a_lost_connection_and_are_not_repeated(server: Se
 async def test_a_connection_that_is_lost_without_a_sign_is_noticed(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(call_connection, "PING_S", 0.2)
-    monkeypatch.setattr(call_connection, "PONG_S", 0.5)
+    monkeypatch.setattr(outgoing_calls, "PING_S", 0.2)
+    monkeypatch.setattr(outgoing_calls, "PONG_S", 0.5)
     host, _, port = server.http_address.rpartition(":")
     with FaultProxy((host, int(port))) as proxy:
         server.http_address = proxy.address

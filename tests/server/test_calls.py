@@ -26,14 +26,14 @@ from tape.proto import tape_pb2 as pb
 from tape.proto.call_frames import (
     MAX_CALLS,
     MAX_METADATA,
-    Call,
+    CallFrame,
     ClientMessage,
+    FrameReader,
     MalformedMessage,
-    MessageReader,
     encode,
     encode_parts,
 )
-from tape.server.http import calls_connection
+from tape.server.http import incoming_calls
 from tape.server.server import Server
 from tests.calls import UPGRADE, Calls, outcome_of
 from tests.conftest import settings_for
@@ -198,7 +198,7 @@ async def test_a_client_cancels_a_call(server: Server, calls: Calls) -> None:
 
 async def test_the_id_of_a_call_in_progress_cannot_be_used_again(server: Server, calls: Calls) -> None:
     held = Held(server, "GetHead")
-    calls.send(ClientMessage([Call(1 << 63, "GetHead", b""), Call(1 << 63, "GetHead", b"")]))
+    calls.send(ClientMessage([CallFrame(1 << 63, "GetHead", b""), CallFrame(1 << 63, "GetHead", b"")]))
     assert outcome_of(await calls.wait(calls.expect(1 << 63)))[0] == "INVALID_ARGUMENT"
     held.release.set()
     await until(lambda: len(calls.messages) == 2)
@@ -289,7 +289,7 @@ async def test_the_server_of_the_named_journal_upgrades(server: Server) -> None:
 
 
 async def test_messages_that_come_with_the_upgrade_are_not_lost(server: Server) -> None:
-    early = encode(ClientMessage([Call(7, "GetHead", b"")])).decode("latin-1")
+    early = encode(ClientMessage([CallFrame(7, "GetHead", b"")])).decode("latin-1")
     calls = Calls(server.http_address)
     host, _, port = server.http_address.rpartition(":")
     calls.reader, calls.writer = await asyncio.open_connection(host, int(port))
@@ -384,16 +384,16 @@ async def test_a_connection_without_an_admitted_call_is_closed(sqlite_url: str, 
 async def test_a_message_that_stops_in_the_middle_ends_the_connection(sqlite_url: str, jwks: str) -> None:
     async with short_limits(sqlite_url, jwks) as server, Calls(server.http_address, token()) as calls:
         assert (await calls.call("GetHead")).status == 0
-        calls.writer.write(encode(ClientMessage([Call(5, "GetHead", b"")]))[:-1])
+        calls.writer.write(encode(ClientMessage([CallFrame(5, "GetHead", b"")]))[:-1])
         await calls.ended()
 
 
 def too_many_calls() -> bytes:
-    return encode(ClientMessage([Call(number, "GetHead", b"") for number in range(MAX_CALLS + 1)]))
+    return encode(ClientMessage([CallFrame(number, "GetHead", b"") for number in range(MAX_CALLS + 1)]))
 
 
 def too_much_metadata() -> bytes:
-    return encode(ClientMessage([Call(1, "GetHead", b"", 0, [("a", "b")] * (MAX_METADATA + 1))]))
+    return encode(ClientMessage([CallFrame(1, "GetHead", b"", 0, [("a", "b")] * (MAX_METADATA + 1))]))
 
 
 @pytest.mark.parametrize(
@@ -414,7 +414,7 @@ async def test_a_malformed_message_ends_the_connection_with_one_line(
     server: Server, calls: Calls, data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        calls_connection._log._next = 0.0
+        incoming_calls._log._next = 0.0
         calls.writer.write(data)
         await calls.ended()
     (record,) = [each for each in caplog.records if each.name.startswith("tape.server.http")]
@@ -441,7 +441,7 @@ async def test_a_connection_is_not_read_beyond_what_it_may_have_in_progress(
 ) -> None:
     body = b""
     if limit == "calls":
-        monkeypatch.setattr(calls_connection, "MAX_CALLS_IN_PROGRESS", 4)
+        monkeypatch.setattr(incoming_calls, "MAX_CALLS_IN_PROGRESS", 4)
     else:  # four such requests are more than a message may have
         body = pb.WriteValueRequest(namespace="n", key="k", value_json="1" * 1_100_000).SerializeToString()
     held = Held(server, "WriteValue")
@@ -544,7 +544,7 @@ async def test_a_call_that_does_not_end_is_cut_off_after_the_grace_period(sqlite
 
 _texts = st.text(max_size=8)
 _calls = st.builds(
-    Call,
+    CallFrame,
     st.integers(-(1 << 63), (1 << 64) - 1),
     st.sampled_from(["GetHead", "Append", "BeginRun", "Follow", "", "a\0"]) | _texts,
     st.binary(max_size=40),
@@ -563,7 +563,7 @@ _messages = st.builds(
 @given(st.lists(_messages, max_size=3), st.integers(1, 50))
 def test_messages_arrive_whole_however_their_bytes_are_cut(messages: list[ClientMessage], size: int) -> None:
     data = b"".join(map(encode, messages))
-    reader, found = MessageReader(ClientMessage), []
+    reader, found = FrameReader(ClientMessage), []
     for start in range(0, len(data), size):
         reader.feed(data[start : start + size])
         while (message := reader.next()) is not None:
@@ -573,8 +573,8 @@ def test_messages_arrive_whole_however_their_bytes_are_cut(messages: list[Client
 
 
 @given(st.lists(_calls, min_size=1, max_size=30), st.integers(20, 400))
-def test_parts_are_sent_in_messages_within_the_limit(parts: list[Call], limit: int) -> None:
-    reader, found = MessageReader(ClientMessage), []
+def test_parts_are_sent_in_messages_within_the_limit(parts: list[CallFrame], limit: int) -> None:
+    reader, found = FrameReader(ClientMessage), []
     reader.feed(encode_parts(parts, ClientMessage, limit))
     while (message := reader.next()) is not None:
         assert len(message.calls) == 1 or len(encode(message)) <= limit
@@ -598,7 +598,7 @@ def _damaged(draw: st.DrawFn) -> bytes:
 
 @given(st.binary(max_size=60) | _damaged())
 def test_hostile_bytes_are_malformed_or_a_message(data: bytes) -> None:
-    reader = MessageReader(ClientMessage, 1 << 16)
+    reader = FrameReader(ClientMessage, 1 << 16)
     reader.feed(data)
     try:
         while (message := reader.next()) is not None:

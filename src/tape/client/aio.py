@@ -69,6 +69,9 @@ class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionC
     TAPE_CA, else the system's, and the client certificate TAPE_CLIENT_CERT with TAPE_CLIENT_KEY. Credentials are the
     `id_token`, else TAPE_TOKEN, else Google's identity token for the `audience`; `auth=False` sends none.
 
+    With the `transport` `auto`, the default, unary calls change from gRPC to the call protocol where the server has it
+    (docs/calls.md); `grpc` prevents that, as does TAPE_TRANSPORT=grpc.
+
     A subscription or watch that loses its server is opened again, for `reconnect_timeout_s` since it was lost, and
     resumes after the last entry that it returned; `follow` does so without a limit.
     """

@@ -34,7 +34,7 @@ def is_secure(url: str) -> bool:
     return url.partition("://")[0] in SECURE
 
 
-class Failure(NamedTuple):
+class CallFailure(NamedTuple):
     """What a server or the connection to it says about a failed call."""
 
     status: str
@@ -51,7 +51,7 @@ def to_error(code: str, message: str) -> TapeError:
     return error
 
 
-def translate(failure: Failure, url: str, name: str) -> TapeError:
+def translate(failure: CallFailure, url: str, name: str) -> TapeError:
     """The Tape error for the failed call of an RPC."""
     if failure.code:
         return _with_trailers(to_error(failure.code, failure.details), failure.trailers)
@@ -87,5 +87,5 @@ def _with_trailers(error: TapeError, trailers: Mapping[str, Any]) -> TapeError:
 def raise_translated(error: Any, url: str, name: str) -> NoReturn:
     """Raise the Tape error for a gRPC error (`grpc.aio.AioRpcError`)."""
     trailers = dict(error.trailing_metadata() or ())
-    failure = Failure(error.code().name, error.details() or "", str(trailers.get(ERROR_CODE_KEY, "")), trailers)
+    failure = CallFailure(error.code().name, error.details() or "", str(trailers.get(ERROR_CODE_KEY, "")), trailers)
     raise translate(failure, url, name) from error

@@ -12,8 +12,8 @@ from tape.base.retry import UNLIMITED, Backoff, RetryPolicy
 from tape.base.tls import load_client_tls
 from tape.base.url_mask import mask_urls
 from tape.client import rpcs
-from tape.client.call_connection import CallConnection, open_connection
 from tape.client.failures import is_secure
+from tape.client.outgoing_calls import OutgoingCalls, open_connection
 from tape.errors import InvalidConfig, NotServed, ServerUnreachable
 from tape.proto import tape_pb2 as pb
 from tape.proto.call_frames import PROTOCOL
@@ -55,7 +55,7 @@ class Upgrade:
         *,
         is_off: bool = False,
     ) -> None:
-        self.connection: CallConnection | None = None
+        self.connection: OutgoingCalls | None = None
         self._url = url
         self._host, self._port = _split(target)
         self._tls = load_client_tls() if is_secure(url) else None
@@ -99,7 +99,7 @@ class Upgrade:
         finally:
             self._opening = None
 
-    async def _connect(self, info: pb.ServerInfo) -> CallConnection | None:
+    async def _connect(self, info: pb.ServerInfo) -> OutgoingCalls | None:
         """A connection on which a call has been answered; None if this server offers none to this client."""
         if self._port not in info.grpc_ports or not info.http_port or PROTOCOL not in info.call_protocols:
             return None

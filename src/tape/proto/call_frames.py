@@ -49,7 +49,7 @@ STATUS_NUMBERS: Final = {name: number for number, name in enumerate(STATUS_NAMES
 Metadata = Annotated[list[tuple[str, str]], Meta(max_length=MAX_METADATA)]
 
 
-class Call(msgspec.Struct, array_like=True, gc=False):
+class CallFrame(msgspec.Struct, array_like=True, gc=False):
     """One call: the request is its Protobuf message; a timeout of 0 is none."""
 
     id: int
@@ -59,7 +59,7 @@ class Call(msgspec.Struct, array_like=True, gc=False):
     metadata: Metadata | None = None
 
 
-class Reply(msgspec.Struct, array_like=True, gc=False):
+class ReplyFrame(msgspec.Struct, array_like=True, gc=False):
     """The answer to the call of the same id: the response, or with another status than 0 the error's text in UTF-8."""
 
     id: int
@@ -72,7 +72,7 @@ class Reply(msgspec.Struct, array_like=True, gc=False):
 class ClientMessage(msgspec.Struct, array_like=True, gc=False):
     """What a client sends. An empty message is a ping. `token` holds for the connection until another one is sent."""
 
-    calls: Annotated[Sequence[Call], Meta(max_length=MAX_CALLS)] = ()
+    calls: Annotated[Sequence[CallFrame], Meta(max_length=MAX_CALLS)] = ()
     cancelled: Annotated[Sequence[int], Meta(max_length=MAX_CALLS)] = ()
     token: str | None = None
 
@@ -80,7 +80,7 @@ class ClientMessage(msgspec.Struct, array_like=True, gc=False):
 class ServerMessage(msgspec.Struct, array_like=True, gc=False):
     """What a server sends. An empty message answers a ping. After `closing` it accepts no more calls."""
 
-    replies: Sequence[Reply] = ()
+    replies: Sequence[ReplyFrame] = ()
     closing: bool = False
 
 
@@ -110,7 +110,7 @@ def encode_parts(parts: Sequence[Part], wrap: Callable[[Sequence[Part]], AnyMess
     return encode_parts(parts[:half], wrap, max_bytes) + encode_parts(parts[half:], wrap, max_bytes)
 
 
-class MessageReader(Generic[Message]):
+class FrameReader(Generic[Message]):
     """Splits the bytes of one direction into messages."""
 
     def __init__(self, kind: type[Message], max_bytes: int = MAX_LENGTH) -> None:

@@ -18,8 +18,8 @@ from tape.server.grpc.methods import (
     METHODS,
     SERVICE,
     Context,
-    Failure,
     Reply,
+    RpcFailure,
     UnaryMethod,
     Unserved,
     fail,
@@ -89,5 +89,5 @@ def _stream(method: MethodDescriptor, function: Stream | None, metrics: Metrics,
     return kind(call, response_serializer=to_bytes)
 
 
-async def _abort(context: GrpcContext, failure: Failure) -> NoReturn:
+async def _abort(context: GrpcContext, failure: RpcFailure) -> NoReturn:
     await context.abort(grpc.StatusCode[failure.status], failure.text, failure.trailers)

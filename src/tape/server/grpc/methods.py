@@ -70,7 +70,7 @@ class Unserved(Exception):
     """No service of this version has a function for the RPC."""
 
 
-class Failure(NamedTuple):
+class RpcFailure(NamedTuple):
     """The error of a call: the name of its status, its text, and trailers with names and values."""
 
     status: str
@@ -194,7 +194,7 @@ class UnaryMethod:
         self._succeeded.inc()
         return to_bytes(reply)
 
-    def fail(self, error: Exception) -> Failure:
+    def fail(self, error: Exception) -> RpcFailure:
         """Count a failed call, and describe its error for the caller."""
         return fail(error, self.name, self._metrics)
 
@@ -211,22 +211,22 @@ def _in_span(name: str, function: Serve) -> Serve:
     return call
 
 
-def fail(error: Exception, name: str, metrics: Metrics) -> Failure:
+def fail(error: Exception, name: str, metrics: Metrics) -> RpcFailure:
     """Count a failed call of an RPC, and describe its error for the caller."""
     failure = _describe(error, name)
     metrics.rpcs.labels(name, failure.status).inc()
     return failure
 
 
-def _describe(error: Exception, name: str) -> Failure:
+def _describe(error: Exception, name: str) -> RpcFailure:
     if isinstance(error, Unserved):
-        return Failure("UNIMPLEMENTED", f"{name} is not served by this version of Tape.")
+        return RpcFailure("UNIMPLEMENTED", f"{name} is not served by this version of Tape.")
     if not isinstance(error, TapeError):
         log.error("RPC %s failed", name, exc_info=error)
-        return Failure("INTERNAL", INTERNAL_ERROR)
+        return RpcFailure("INTERNAL", INTERNAL_ERROR)
     trailers: tuple[tuple[str, str], ...] = ((ERROR_CODE_KEY, error.code),)
     if isinstance(error, TenantLimitReached):
         trailers += ((PUSHBACK_KEY, str(round(error.retry_after_s * 1_000))),)
     elif isinstance(error, EntryDamaged | CursorDiverged):
         trailers += ((GAP_KEY, f"{error.first}-{error.last}"),)
-    return Failure(error.status, str(error), trailers)
+    return RpcFailure(error.status, str(error), trailers)

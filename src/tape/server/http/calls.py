@@ -12,7 +12,7 @@ from tape.journal.journal import Journal
 from tape.proto.call_frames import JOURNAL_HEADER, PROTOCOL
 from tape.server.grpc.methods import UnaryMethod
 from tape.server.http.access import HttpAccess
-from tape.server.http.calls_connection import CallLimits, CallsConnection
+from tape.server.http.incoming_calls import CallLimits, IncomingCalls
 from tape.server.http.problems import envelope
 from tape.server.http.protocol import KEY, HttpConnection
 
@@ -38,7 +38,7 @@ class CallRoutes:
         self._access = access
         self._metric = metrics.call_connections
         self._max_message_bytes = max_message_bytes
-        self._connections: set[CallsConnection] = set()
+        self._connections: set[IncomingCalls] = set()
 
     async def upgrade(self, request: Request) -> Response:
         """Upgrade the connection of a request, or say why not."""
@@ -56,10 +56,10 @@ class CallRoutes:
         limits = CallLimits(
             self._max_message_bytes, connection.limits.header_timeout_s, connection.limits.body_timeout_s
         )
-        connection.upgrade(SWITCHING, CallsConnection(self._methods, limits, connection.certificate, self._count))
+        connection.upgrade(SWITCHING, IncomingCalls(self._methods, limits, connection.certificate, self._count))
         return Response(status_code=101)  # only the metrics see it: `upgrade` has answered
 
-    def _count(self, connection: CallsConnection, is_open: bool) -> None:
+    def _count(self, connection: IncomingCalls, is_open: bool) -> None:
         (self._connections.add if is_open else self._connections.discard)(connection)
         self._metric.set(len(self._connections))
 

@@ -18,17 +18,17 @@ from tape.errors import ServerStopping
 from tape.model.principal import SYSTEM, current_principal
 from tape.proto.call_frames import (
     STATUS_NUMBERS,
-    Call,
+    CallFrame,
     ClientMessage,
+    FrameReader,
     MalformedMessage,
-    MessageReader,
-    Reply,
+    ReplyFrame,
     ServerMessage,
     encode,
     encode_parts,
 )
 from tape.server.grpc.access import CERTIFICATE_KEY
-from tape.server.grpc.methods import ERROR_CODE_KEY, METHODS, Failure, OrderedContext, UnaryMethod
+from tape.server.grpc.methods import ERROR_CODE_KEY, METHODS, OrderedContext, RpcFailure, UnaryMethod
 from tape.server.http.protocol import UpgradedProtocol
 
 # Calls of one connection that may be in progress before it is read on.
@@ -44,10 +44,12 @@ MAX_TIMER_S = 20 * 86_400.0
 
 _PONG = encode(ServerMessage())
 _STREAMS = frozenset(method.name for method in METHODS if method.client_streaming or method.server_streaming)
-_EXPIRED = Failure("DEADLINE_EXCEEDED", "Deadline Exceeded")
-_CANCELLED = Failure("CANCELLED", "Locally cancelled by application!")
+_EXPIRED = RpcFailure("DEADLINE_EXCEEDED", "Deadline Exceeded")
+_CANCELLED = RpcFailure("CANCELLED", "Locally cancelled by application!")
 
-_TOO_MUCH_METADATA = Failure("RESOURCE_EXHAUSTED", f"the metadata has more than {MAX_METADATA_CHARACTERS} characters.")
+_TOO_MUCH_METADATA = RpcFailure(
+    "RESOURCE_EXHAUSTED", f"the metadata has more than {MAX_METADATA_CHARACTERS} characters."
+)
 
 _log = ThrottledLog(logging.getLogger(__name__))
 
@@ -92,7 +94,7 @@ class CallContext(OrderedContext):
             order.release()
 
 
-class CallsConnection(UpgradedProtocol):
+class IncomingCalls(UpgradedProtocol):
     """The connection of one client. Calls run concurrently; appends are prepared in the order they were sent."""
 
     def __init__(
@@ -100,20 +102,20 @@ class CallsConnection(UpgradedProtocol):
         methods: Mapping[str, UnaryMethod],
         limits: CallLimits,
         certificate: bytes | None,
-        count: Callable[[CallsConnection, bool], None],
+        count: Callable[[IncomingCalls, bool], None],
     ) -> None:
         self._methods = methods
         self._limits = limits
         self._certificate = certificate
         self._count = count
         self._loop = asyncio.get_running_loop()
-        self._reader = MessageReader(ClientMessage, limits.max_message_bytes)
+        self._reader = FrameReader(ClientMessage, limits.max_message_bytes)
         self._identity: Metadata = ()
         self._calls: dict[int, asyncio.Task[None]] = {}
         self._bytes = 0
         self._appends = asyncio.Lock()
         self._expired: set[int] = set()
-        self._replies: list[Reply] = []
+        self._replies: list[ReplyFrame] = []
         self._is_admitted = False
         self._is_stopping = False
         self._is_lost = False
@@ -191,10 +193,10 @@ class CallsConnection(UpgradedProtocol):
         if not message.calls and not message.cancelled and message.token is None:
             self.transport.write(_PONG)
 
-    def _begin(self, call: Call) -> None:
+    def _begin(self, call: CallFrame) -> None:
         method = self._methods.get(call.method)
         if call.id in self._calls:
-            self._reply(_failed(call, Failure("INVALID_ARGUMENT", f"the call {call.id} is in progress already.")))
+            self._reply(_failed(call, RpcFailure("INVALID_ARGUMENT", f"the call {call.id} is in progress already.")))
         elif method is None:
             self._reply(_failed(call, _not_served(call.method)))
         elif call.metadata and sum([len(name) + len(value) for name, value in call.metadata]) > MAX_METADATA_CHARACTERS:
@@ -205,7 +207,7 @@ class CallsConnection(UpgradedProtocol):
             self._bytes += len(call.body)
             self._calls[call.id] = self._loop.create_task(self._serve(call, method))
 
-    async def _serve(self, call: Call, method: UnaryMethod) -> None:
+    async def _serve(self, call: CallFrame, method: UnaryMethod) -> None:
         metadata = self._identity if call.metadata is None else (*call.metadata, *self._identity)
         context = CallContext(metadata, self._certificate, self._appends if method.is_append else None)
         deadline = None
@@ -215,7 +217,7 @@ class CallsConnection(UpgradedProtocol):
             if method.is_append:
                 reply = await self._append(call, method, context)
             else:
-                reply = Reply(call.id, 0, await method.serve(call.body, context))
+                reply = ReplyFrame(call.id, 0, await method.serve(call.body, context))
         except asyncio.CancelledError:
             reply = _failed(call, _EXPIRED if call.id in self._expired else _CANCELLED)
         except Exception as error:
@@ -225,11 +227,11 @@ class CallsConnection(UpgradedProtocol):
             self._expired.discard(call.id)
         self._finish(call, reply)
 
-    async def _append(self, call: Call, method: UnaryMethod, context: CallContext) -> Reply:
+    async def _append(self, call: CallFrame, method: UnaryMethod, context: CallContext) -> ReplyFrame:
         """Serve an append in its turn, which ends when it is prepared, and at the latest with the call."""
         await self._appends.acquire()
         try:
-            return Reply(call.id, 0, await method.serve(call.body, context))
+            return ReplyFrame(call.id, 0, await method.serve(call.body, context))
         finally:
             context.end_turn()
 
@@ -237,7 +239,7 @@ class CallsConnection(UpgradedProtocol):
         self._expired.add(call_id)
         self._calls[call_id].cancel()
 
-    def _finish(self, call: Call, reply: Reply) -> None:
+    def _finish(self, call: CallFrame, reply: ReplyFrame) -> None:
         del self._calls[call.id]
         self._bytes -= len(call.body)
         if self._is_lost:
@@ -251,7 +253,7 @@ class CallsConnection(UpgradedProtocol):
 
     # ── replies ──────────────────────────────────────────────────────────────────────────────────
 
-    def _reply(self, reply: Reply) -> None:
+    def _reply(self, reply: ReplyFrame) -> None:
         """Send a reply together with the others of this turn of the event loop."""
         if not self._replies:
             self._loop.call_soon(self._flush)
@@ -303,14 +305,14 @@ class CallsConnection(UpgradedProtocol):
         self.transport.abort()
 
 
-def _not_served(name: str) -> Failure:
+def _not_served(name: str) -> RpcFailure:
     if name in _STREAMS:
-        return Failure("UNIMPLEMENTED", f"{name} is a stream; call it by gRPC.")
-    return Failure("UNIMPLEMENTED", "Method not found!")
+        return RpcFailure("UNIMPLEMENTED", f"{name} is a stream; call it by gRPC.")
+    return RpcFailure("UNIMPLEMENTED", "Method not found!")
 
 
-def _failed(call: Call, failure: Failure) -> Reply:
+def _failed(call: CallFrame, failure: RpcFailure) -> ReplyFrame:
     trailers = dict(failure.trailers)
     code = trailers.pop(ERROR_CODE_KEY, "")
     text = failure.text.encode(errors="replace")
-    return Reply(call.id, STATUS_NUMBERS[failure.status], text, code, list(trailers.items()) or None)
+    return ReplyFrame(call.id, STATUS_NUMBERS[failure.status], text, code, list(trailers.items()) or None)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tape.base.keepalive import keep_alive
 from tape.base.url_mask import mask_urls
-from tape.client.failures import Failure, translate
+from tape.client.failures import CallFailure, translate
 from tape.errors import ServerUnreachable, TapeError
 from tape.proto.call_frames import (
     JOURNAL_HEADER,
@@ -18,11 +18,11 @@ from tape.proto.call_frames import (
     PROTOCOL,
     STATUS_NAMES,
     STATUS_NUMBERS,
-    Call,
+    CallFrame,
     ClientMessage,
+    FrameReader,
     MalformedMessage,
-    MessageReader,
-    Reply,
+    ReplyFrame,
     ServerMessage,
     encode,
     encode_parts,
@@ -50,7 +50,7 @@ class _Waiting(NamedTuple):
     future: asyncio.Future[bytes]
 
 
-class CallConnection(asyncio.Protocol):
+class OutgoingCalls(asyncio.Protocol):
     """Open after `upgraded`, until `on_closed` is called, once: then no more calls can be made.
 
     A request of more than `max_call_bytes` has to go another way.
@@ -65,13 +65,13 @@ class CallConnection(asyncio.Protocol):
         self.upgraded: asyncio.Future[None] = self._loop.create_future()
         self.lost = asyncio.Event()
         self._head: bytearray | None = bytearray()
-        self._reader = MessageReader(ServerMessage)
+        self._reader = FrameReader(ServerMessage)
         self._transport: asyncio.Transport | None = None
         self._token: str | None = None
         self._is_token_sent = True
         self._last_id = 0
         self._waiting: dict[int, _Waiting] = {}
-        self._calls: list[Call] = []
+        self._calls: list[CallFrame] = []
         self._cancelled: list[int] = []
         self._is_write_paused = False
         self._is_closing = False
@@ -98,7 +98,7 @@ class CallConnection(asyncio.Protocol):
         if not self._calls and not self._cancelled:
             self._loop.call_soon(self._flush)
         timeout_ms = 0 if timeout is None else max(round(timeout * 1_000), 1)
-        self._calls.append(Call(call_id, name, body, timeout_ms, list(metadata) if metadata else None))
+        self._calls.append(CallFrame(call_id, name, body, timeout_ms, list(metadata) if metadata else None))
         self._waiting[call_id] = _Waiting(name, future)
         if self._ping is None:
             self._ping = self._loop.call_later(PING_S, self._check_alive)
@@ -123,7 +123,7 @@ class CallConnection(asyncio.Protocol):
             self._transport.abort()
 
     def _expire(self, call_id: int) -> None:
-        self._settle(Reply(call_id, STATUS_NUMBERS["DEADLINE_EXCEEDED"], b"Deadline Exceeded"))
+        self._settle(ReplyFrame(call_id, STATUS_NUMBERS["DEADLINE_EXCEEDED"], b"Deadline Exceeded"))
         self._cancel(call_id)
 
     def _cancel(self, call_id: int) -> None:
@@ -170,7 +170,7 @@ class CallConnection(asyncio.Protocol):
         if self._is_closing and not self._waiting:
             self.close()
 
-    def _settle(self, reply: Reply) -> None:
+    def _settle(self, reply: ReplyFrame) -> None:
         waiting = self._waiting.pop(reply.id, None)
         if waiting is None or waiting.future.done():
             return
@@ -179,10 +179,10 @@ class CallConnection(asyncio.Protocol):
         else:
             waiting.future.set_exception(self._error_of(reply, waiting.name))
 
-    def _error_of(self, reply: Reply, name: str) -> TapeError:
+    def _error_of(self, reply: ReplyFrame, name: str) -> TapeError:
         status = STATUS_NAMES[reply.status] if 0 < reply.status < len(STATUS_NAMES) else "UNKNOWN"
         text = reply.body.decode(errors="replace")
-        return translate(Failure(status, text, reply.error_code, dict(reply.trailers or ())), self._url, name)
+        return translate(CallFailure(status, text, reply.error_code, dict(reply.trailers or ())), self._url, name)
 
     # ── the transport ────────────────────────────────────────────────────────────────────────────
 
@@ -246,7 +246,7 @@ class CallConnection(asyncio.Protocol):
             self._on_closed()
 
     def _lost(self, reason: str) -> TapeError:
-        return translate(Failure("UNAVAILABLE", reason), self._url, "")
+        return translate(CallFailure("UNAVAILABLE", reason), self._url, "")
 
     def _check_alive(self) -> None:
         self._ping = None
@@ -274,12 +274,12 @@ async def open_connection(
     journal_id: str,
     max_message_bytes: int,
     on_closed: Callable[[], None],
-) -> CallConnection:
+) -> OutgoingCalls:
     """A connection that was upgraded. Nothing secret has been sent yet."""
     host, port = address
     loop = asyncio.get_running_loop()
     transport, connection = await loop.create_connection(
-        lambda: CallConnection(url, max_message_bytes, on_closed), host, port, ssl=context
+        lambda: OutgoingCalls(url, max_message_bytes, on_closed), host, port, ssl=context
     )
     try:
         connection.ask_upgrade(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", journal_id)
