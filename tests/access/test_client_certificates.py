@@ -19,10 +19,13 @@ from tape.engine.security.dev_certificates import DevAuthority
 from tape.engine.security.tokens import SigningKey, jwks_path, load_key
 from tape.errors import CertificateRejected, IdentityRequired, InvalidConfig, ScopeRequired, ServerUnreachable
 from tape.model.principal import SERVICE_SCOPES, Principal
+from tape.proto import tape_pb2 as pb
+from tape.proto.call_frames import ClientMessage
 from tape.server import open_streams
 from tape.server.client_certificates import ClientCertificates
 from tape.server.gateway import Gateway
 from tape.server.server import Server
+from tests.calls import Calls, outcome_of
 from tests.conftest import settings_for
 from tests.web import Stream, call
 
@@ -129,6 +132,39 @@ async def test_a_certificate_gives_its_tenant_over_http(server: Server, authorit
     widened = await client.http(server, "POST", "/v1/events/list", {"filter": {"tenant_ids": ["rival"]}})
     assert (widened.status, widened.json()["code"]) == (403, "identity_scope_required")
     assert (await client.http(server, "GET", "/api/subscriptions")).status == 403
+
+
+async def test_a_certificate_gives_its_tenant_in_frames(
+    server: Server, authority: DevAuthority, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acme, rival = Named(authority, "w1.acme.internal"), Named(authority, "spiffe://rival/agent")
+    asked = pb.GetValueRequest(namespace="n", key="k").SerializeToString()
+    async with acme.grpc(server.grpc_address, monkeypatch) as mine:
+        async with asyncio.timeout(60):
+            while not mine._channel.is_upgraded:
+                await mine.head()
+        await mine.write_value(namespace="n", key="k", value_json="1")
+        assert (await mine.get_value(namespace="n", key="k")).found
+        assert mine._channel.is_upgraded
+    async with Calls(server.http_address, tls=rival.tls) as theirs:
+        assert not pb.GetValueResponse.FromString((await theirs.call("GetValue", asked)).body).found
+        assert outcome_of(await theirs.call("RedriveTasks"))[0] == "PERMISSION_DENIED"
+    async with Calls(server.http_address, tls=Named(authority).tls) as nameless:
+        assert outcome_of(await nameless.call("GetHead"))[0] == "UNAUTHENTICATED"
+
+
+async def test_a_token_wins_over_the_certificate_in_frames(
+    both: Server, authority: DevAuthority, key: SigningKey
+) -> None:
+    token = key.mint(tenant="shop", user="ada", session="s", scopes=["agent"])
+    write = pb.WriteValueRequest(namespace="n", key="k", value_json="1").SerializeToString()
+    asked = pb.GetValueRequest(namespace="n", key="k").SerializeToString()
+    tls = Named(authority, "w1.acme.internal").tls
+    async with Calls(both.http_address, token, tls=tls) as shop, Calls(both.http_address, tls=tls) as acme:
+        assert (await shop.call("WriteValue", write)).status == 0
+        assert not pb.GetValueResponse.FromString((await acme.call("GetValue", asked)).body).found
+        shop.send(ClientMessage(token="damaged"))
+        assert outcome_of(await shop.call("GetHead"))[0] == "UNAUTHENTICATED"
 
 
 async def test_identity_headers_do_not_change_the_tenant_of_a_certificate(

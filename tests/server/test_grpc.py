@@ -38,9 +38,15 @@ from tape.server.server import Server, grpc_options
 
 @pytest.fixture
 async def channel(server: Server) -> AsyncIterator[Channel]:
-    channel = Channel(f"tape://{server.grpc_address}")
+    channel = Channel(f"tape://{server.grpc_address}", transport="grpc")
     yield channel
     await channel.close()
+
+
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[AsyncTapeClient]:
+    async with AsyncTapeClient(f"tape://{server.grpc_address}", transport="grpc") as client:
+        yield client
 
 
 async def take(stream: AsyncIterator[object], count: int) -> list[object]:
@@ -442,10 +448,9 @@ async def test_health_and_reflection_answer(server: Server) -> None:
 
 def test_the_service_has_every_rpc_of_the_contract_and_ours() -> None:
     service = pb.DESCRIPTOR.services_by_name["Tape"]
-    assert len(service.methods) == 51 + 25
-    assert {"Append", "AppendStream", "Follow", "GetHead", "ListRuns", "RetryRuns", "ListDeadLetters"} <= {
-        method.name for method in service.methods
-    }
+    assert len(service.methods) == 51 + 26
+    ours = {"Append", "AppendStream", "Follow", "GetHead", "GetServerInfo", "ListRuns", "RetryRuns", "ListDeadLetters"}
+    assert ours <= {method.name for method in service.methods}
     assert len(pb.DESCRIPTOR.enum_types_by_name) == 8 + 1
 
 

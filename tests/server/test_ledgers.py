@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
@@ -31,6 +32,12 @@ NOW = time.time_ns() // 1_000_000
 async def begin(client: AsyncTapeClient, invocation_id: str = "i1", **fields: object) -> str:
     ids = {"app_name": "app", "user_id": "ann", "session_id": "s1", "invocation_id": invocation_id}
     return (await client.begin_run(**(ids | fields))).run_id  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def client(server: Server) -> AsyncIterator[AsyncTapeClient]:
+    async with AsyncTapeClient(f"tape://{server.grpc_address}", transport="grpc") as client:
+        yield client
 
 
 async def entries(client: AsyncTapeClient, pattern: str = "") -> list[tuple[str, dict[str, object]]]:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from tape.client import rpcs
 from tape.client.call_batcher import CallBatcher, PendingCall
-from tape.client.channel import Channel, to_error
+from tape.client.channel import Channel
+from tape.client.failures import to_error
 from tape.errors import NotServed
 from tape.proto import tape_pb2 as pb
 

@@ -22,6 +22,7 @@ from tape.client.reactions import ReactionCalls
 from tape.client.resumption import ResumableCall, Resumptions, is_outage
 from tape.client.runs import RunCalls
 from tape.client.sessions import SessionCalls
+from tape.client.upgrade import Transport, choose_transport
 from tape.client.values import ValueCalls
 from tape.client.verification import Anchor, ChainVerifier, check_contiguous
 from tape.errors import EntryDamaged, InvalidInput, TapeError
@@ -68,6 +69,9 @@ class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionC
     TAPE_CA, else the system's, and the client certificate TAPE_CLIENT_CERT with TAPE_CLIENT_KEY. Credentials are the
     `id_token`, else TAPE_TOKEN, else Google's identity token for the `audience`; `auth=False` sends none.
 
+    With the `transport` `auto`, the default, unary calls change from gRPC to the call protocol where the server has it
+    (docs/calls.md); `grpc` prevents that, as does TAPE_TRANSPORT=grpc.
+
     A subscription or watch that loses its server is opened again, for `reconnect_timeout_s` since it was lost, and
     resumes after the last entry that it returned; `follow` does so without a limit.
     """
@@ -82,9 +86,11 @@ class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionC
         lease_owner: str = "",
         append_timeout_s: float = TIMEOUT_S,
         reconnect_timeout_s: float = resumption.TIMEOUT_S,
+        transport: Transport | None = None,
     ) -> None:
         self.url = url
-        self._channel = Channel(url, lease_owner, Credentials(auth=auth, audience=audience, id_token=id_token))
+        credentials = Credentials(auth=auth, audience=audience, id_token=id_token)
+        self._channel = Channel(url, lease_owner, credentials, choose_transport(transport))
         self._resumptions = Resumptions(reconnect_timeout_s)
         self._appends = AppendStream(self._channel)
         self._batcher = AppendBatcher(self._send, append_timeout_s)

@@ -1,37 +1,26 @@
-"""The connection to a server: its address, typed calls, and errors translated from gRPC."""
+"""The connection to a server: its address, and typed calls, by gRPC or on a connection of the call protocol."""
 
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import AsyncIterator, Callable
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 from google.protobuf.message import Message
 
 from tape.base.telemetry.tracing import NO_TRACE, current_trace, to_traceparent
-from tape.base.tls import ClientTls, load_client_tls, remedy_for
+from tape.base.tls import ClientTls, load_client_tls
 from tape.base.url_mask import mask_urls
+from tape.client import rpcs
 from tape.client.credentials import Credentials
+from tape.client.failures import SECURE, is_secure, raise_translated
 from tape.client.rpcs import BidiStreamRpc, Rpc, ServerStreamRpc, UnaryRpc
-from tape.errors import (
-    CursorDiverged,
-    EntryDamaged,
-    InvalidConfig,
-    NotServed,
-    PayloadTooLarge,
-    RpcFailed,
-    ServerUnreachable,
-    TapeError,
-    TenantLimitReached,
-    all_errors,
-)
+from tape.client.upgrade import Transport, Upgrade
+from tape.errors import InvalidConfig
+from tape.proto import tape_pb2 as pb
 
 DEFAULT_URL = "tape://localhost:7878"
-ERROR_CODE_KEY = "tape-error-code"
-PUSHBACK_KEY = "grpc-retry-pushback-ms"
-GAP_KEY = "tape-gap"
 OWNER_KEY = "tape-lease-owner"
 CAUSE_KEY = "tape-cause"
 POSITION_KEY = "tape-position"
@@ -54,9 +43,6 @@ OPTIONS = [
     ("grpc.http2.ping_timeout_ms", 8_000),
 ]
 
-_GAP = re.compile(r"([0-9]{1,19})-([0-9]{1,19})")
-_SECURE = ("tapes", "grpcs", "https")
-
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 Sent = TypeVar("Sent", bound=Message, contravariant=True)
@@ -78,7 +64,7 @@ def target_of(url: str) -> str:
     scheme, separator, rest = url.partition("://")
     if not separator:
         rest = scheme
-    elif scheme not in ("tape", "grpc", *_SECURE):
+    elif scheme not in ("tape", "grpc", *SECURE):
         raise InvalidConfig(
             f"The server URL {mask_urls(url)!r} must look like {DEFAULT_URL}; tapes:// is the same over TLS."
         )
@@ -87,11 +73,6 @@ def target_of(url: str) -> str:
         raise InvalidConfig(f"The server URL {mask_urls(url)!r} has no host; it must look like {DEFAULT_URL}.")
     port = 443 if is_secure(url) else 7878
     return rest if rest.rpartition(":")[2].isdecimal() else f"{rest}:{port}"
-
-
-def is_secure(url: str) -> bool:
-    """Whether the URL asks for TLS: `tapes://`, `grpcs://` or `https://`."""
-    return url.partition("://")[0] in _SECURE
 
 
 def open_channel(url: str) -> Any:
@@ -106,15 +87,24 @@ def open_channel(url: str) -> Any:
 
 
 class Channel:
-    """One connection to a server."""
+    """One connection to a server by gRPC. With the transport `auto` unary calls change to the call protocol."""
 
-    def __init__(self, url: str, lease_owner: str = "", credentials: Credentials | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        lease_owner: str = "",
+        credentials: Credentials | None = None,
+        transport: Transport = "auto",
+    ) -> None:
         self.url = url
         self._owner = ((OWNER_KEY, lease_owner),) if lease_owner else ()
         self._credentials = credentials or Credentials()
         self._channel = open_channel(url)
         # gRPC has no type annotations: `call`, `stream` and `converse` type what goes in and comes out.
         self._calls: dict[Rpc[Any, Any], Callable[..., Any]] = {}
+        self._upgrade = Upgrade(
+            url, target_of(url), self._ask_info, self._credentials.token, is_off=transport == "grpc"
+        )
 
     @property
     def lease_owner(self) -> str:
@@ -132,13 +122,45 @@ class Channel:
         rpc: UnaryRpc[Request, Response],
         request: Request,
         timeout: float | None = None,  # noqa: ASYNC109
+        *,
+        is_traced: bool = True,
     ) -> Response:
-        """Make a unary call; raises the error that the server reported."""
+        """Make a unary call; raises the error that the server reported.
+
+        A call that is not traced carries no trace context: its request does, for each of its parts.
+        """
+        token = await self._credentials.token()
+        if (connection := self._upgrade.connection) is not None:
+            body = request.SerializeToString()
+            if len(body) <= connection.max_call_bytes:
+                metadata = self._owner + self._trace() if is_traced else ()
+                return rpc.response.FromString(await connection.call(rpc.name, body, metadata, token, timeout))
+        self._upgrade.note_call()
+        return await self._call_by_grpc(rpc, request, timeout)
+
+    def note_call(self) -> None:
+        """An append is sent on a stream of gRPC: it counts as a call."""
+        self._upgrade.note_call()
+
+    @property
+    def is_upgraded(self) -> bool:
+        """Whether unary calls are made on a connection of the call protocol."""
+        return self._upgrade.connection is not None
+
+    async def _call_by_grpc(
+        self,
+        rpc: UnaryRpc[Request, Response],
+        request: Request,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> Response:
         try:
             response: Response = await self._bound(rpc)(request, timeout=timeout, metadata=await self._metadata())
         except grpc.aio.AioRpcError as error:
             raise_translated(error, self.url, rpc.name)
         return response
+
+    async def _ask_info(self) -> pb.ServerInfo:
+        return await self._call_by_grpc(rpcs.GET_SERVER_INFO, pb.GetServerInfoRequest())
 
     async def stream(
         self,
@@ -184,17 +206,19 @@ class Channel:
 
     async def close(self) -> None:
         """Disconnect; calls in progress are cancelled."""
+        await self._upgrade.close()
         await self._channel.close()
 
     async def _metadata(self) -> tuple[tuple[str, str], ...]:
         """Lease owner, credentials and trace context of one call."""
-        identity = self._owner + await self._credentials.metadata()
+        return self._owner + await self._credentials.metadata() + self._trace()
+
+    def _trace(self) -> tuple[tuple[str, str], ...]:
         trace = current_trace()
         if trace is NO_TRACE:
-            return identity
-        if trace.trace_id:
-            identity = (*identity, ("traceparent", to_traceparent(trace)))
-        return (*identity, (CAUSE_KEY, trace.cause)) if trace.cause else identity
+            return ()
+        found = (("traceparent", to_traceparent(trace)),) if trace.trace_id else ()
+        return (*found, (CAUSE_KEY, trace.cause)) if trace.cause else found
 
     def _bound(self, rpc: Rpc[Request, Response]) -> Callable[..., Any]:
         call = self._calls.get(rpc)
@@ -218,48 +242,3 @@ class ChannelCalls:
     """What the groups of calls that make up a client share."""
 
     _channel: Channel
-
-
-_ERRORS = all_errors()
-
-
-def to_error(code: str, message: str) -> TapeError:
-    """The error with the code that a server sent; a code newer than this client becomes a TapeError."""
-    kind = _ERRORS.get(code, TapeError)
-    error = kind.__new__(kind)
-    TapeError.__init__(error, message)  # constructors differ; the message is the server's
-    return error
-
-
-def raise_translated(error: grpc.aio.AioRpcError, url: str, name: str) -> NoReturn:
-    """Raise the Tape error for a gRPC error."""
-    trailers = dict(error.trailing_metadata() or ())
-    code = trailers.get(ERROR_CODE_KEY)
-    details = error.details() or ""
-    if code is not None:
-        translated = to_error(str(code), details)
-        if isinstance(translated, TenantLimitReached) and str(pushback := trailers.get(PUSHBACK_KEY)).isdecimal():
-            translated.retry_after_s = int(str(pushback)) / 1_000
-        if isinstance(translated, EntryDamaged | CursorDiverged) and (
-            gap := _GAP.fullmatch(str(trailers.get(GAP_KEY)))
-        ):
-            translated.first, translated.last = int(gap[1]), int(gap[2])
-        raise translated from error
-    if error.code() == grpc.StatusCode.UNAVAILABLE:
-        remedy = remedy_for(details, is_secure=is_secure(url)) or " Is it running? Start one with: tape serve"
-        raise ServerUnreachable(
-            f"The Tape server at {mask_urls(url)} cannot be reached ({details}).{remedy}"
-        ) from error
-    if error.code() == grpc.StatusCode.UNIMPLEMENTED:
-        raise NotServed(
-            f"The Tape server at {mask_urls(url)} does not serve {name} (UNIMPLEMENTED): it is older than this"
-            " client. Update the server, or use a client of its version.",
-            grpc_status=error.code().name,
-        ) from error
-    if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
-        raise PayloadTooLarge(
-            f"The request of {name} is larger than the server accepts (grpc_max_message_bytes; {details})."
-            " Send it in several requests."
-        ) from error
-    status: str = error.code().name
-    raise RpcFailed(f"{status}: {details}", status) from error

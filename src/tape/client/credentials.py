@@ -30,14 +30,19 @@ class Credentials:
         self._expires_at = 0.0
         self._fetching = asyncio.Lock()
 
-    async def metadata(self) -> tuple[tuple[str, str], ...]:
-        """The metadata of a call that is about to be made."""
+    async def token(self) -> str:
+        """The token of a call that is about to be made; empty if there is none."""
         if self._is_fetched and time.time() >= self._expires_at - REFRESH_BEFORE_S:
             async with self._fetching:
                 if time.time() >= self._expires_at - REFRESH_BEFORE_S:
                     self._token = await asyncio.to_thread(_fetch, self._audience)
                     self._expires_at = _expiry(self._token)
-        return (("authorization", f"Bearer {self._token}"),) if self._token else NOTHING
+        return self._token
+
+    async def metadata(self) -> tuple[tuple[str, str], ...]:
+        """The same as metadata of gRPC."""
+        token = await self.token()
+        return (("authorization", f"Bearer {token}"),) if token else NOTHING
 
 
 def _token_of_environment() -> str:

@@ -16,6 +16,7 @@ from tape.client.aio import DEPRECATED_SPEAKING_AS, AsyncTapeClient
 from tape.client.append_batcher import TIMEOUT_S
 from tape.client.channel import DEFAULT_URL
 from tape.client.gap import Gap, OnGap
+from tape.client.upgrade import Transport
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -72,6 +73,7 @@ class TapeClient:
         lease_owner: str = "",
         append_timeout_s: float = TIMEOUT_S,
         reconnect_timeout_s: float = resumption.TIMEOUT_S,
+        transport: Transport | None = None,
     ) -> None:
         self.url = url
         self._loop = asyncio.new_event_loop()
@@ -87,6 +89,7 @@ class TapeClient:
                 lease_owner=lease_owner,
                 append_timeout_s=append_timeout_s,
                 reconnect_timeout_s=reconnect_timeout_s,
+                transport=transport,
             )
 
         self._client = self._wait(connect())

@@ -1566,6 +1566,26 @@ class JournalHead(_message.Message):
     several_tenants: bool
     def __init__(self, global_seq: _Optional[int] = ..., oldest: _Optional[int] = ..., ts_ms: _Optional[int] = ..., chain: _Optional[bytes] = ..., journal_id: _Optional[str] = ..., epoch: _Optional[int] = ..., several_tenants: bool = ...) -> None: ...
 
+class GetServerInfoRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ServerInfo(_message.Message):
+    __slots__ = ("version", "journal_id", "grpc_ports", "http_port", "call_protocols", "max_message_bytes")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    JOURNAL_ID_FIELD_NUMBER: _ClassVar[int]
+    GRPC_PORTS_FIELD_NUMBER: _ClassVar[int]
+    HTTP_PORT_FIELD_NUMBER: _ClassVar[int]
+    CALL_PROTOCOLS_FIELD_NUMBER: _ClassVar[int]
+    MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    journal_id: str
+    grpc_ports: _containers.RepeatedScalarFieldContainer[int]
+    http_port: int
+    call_protocols: _containers.RepeatedScalarFieldContainer[str]
+    max_message_bytes: int
+    def __init__(self, version: _Optional[str] = ..., journal_id: _Optional[str] = ..., grpc_ports: _Optional[_Iterable[int]] = ..., http_port: _Optional[int] = ..., call_protocols: _Optional[_Iterable[str]] = ..., max_message_bytes: _Optional[int] = ...) -> None: ...
+
 class ListRunsRequest(_message.Message):
     __slots__ = ("app_name", "user_id", "session_id", "status", "before_started_at_ms", "before_run_id", "limit")
     APP_NAME_FIELD_NUMBER: _ClassVar[int]

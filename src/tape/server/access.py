@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 OPEN_SCOPES = frozenset({AGENT, WORKER, APPROVER, OPERATOR, ADMIN, RUNTIME, FLEET})
 # Where an internal token is set, it guards these on an open server too.
 GUARDED_SCOPES = frozenset({OPERATOR, ADMIN, RUNTIME})
-# Calls that reach no tenant: the head of the journal is public.
-UNRECORDED = frozenset({"GetHead"})
+# Calls that reach no tenant: the head of the journal and the ports of the server are public.
+UNRECORDED = frozenset({"GetHead", "GetServerInfo"})
 # The internal token is one key of the system itself.
 INTERNAL = Principal(scopes=frozenset({SYSTEM_SCOPE}), key_id="internal")
 

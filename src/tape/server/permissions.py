@@ -45,7 +45,7 @@ PROGRAMS_ONLY = (_SECRETS, _GATEWAYS)
 
 RPCS: Mapping[str, Scopes] = {
     # the journal
-    **dict.fromkeys(("Append", "AppendStream", "GetHead"), EVERY),
+    **dict.fromkeys(("Append", "AppendStream", "GetHead", "GetServerInfo"), EVERY),
     **dict.fromkeys(("Follow", "SubscribeRun", "SubscribeEvents", "SubscribeBySubject"), _READS),
     # runs and what belongs to them
     **dict.fromkeys(("BeginRun", "ResumeRun", "AdvanceRun", "AdvanceRuns"), _RUNS),
@@ -128,7 +128,8 @@ JOURNAL_ROUTES: Mapping[str, Scopes] = {
     **dict.fromkeys(("POST /v1/events/list", "POST /v1/events/aggregate"), EVERY),
     **dict.fromkeys(("GET /v1/artifacts/", "POST /v1/control/runtime.info"), EVERY),
 }
-# Routes that look at no token. A delivery to /ingress/ proves its sender as its listener demands.
+# Routes that look at no token. A delivery to /ingress/ proves its sender as its listener demands; on a connection of
+# /v1/calls each call is one of RPCS.
 TOKENLESS_ROUTES = frozenset(
     {
         "GET /",
@@ -137,6 +138,7 @@ TOKENLESS_ROUTES = frozenset(
         "GET /metrics",
         "GET /v1/openapi.json",
         "GET /v1/asyncapi.json",
+        "GET /v1/calls",
         "POST /ingress/",
         "GET /ingress/",
     }

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from grpc_health.v1 import health, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from starlette.types import ASGIApp
 
+from tape import __version__
 from tape.archive import open_archive
 from tape.base.addresses import allowing
 from tape.base.clock import now_ms
@@ -46,6 +47,8 @@ from tape.journal.appender import read_head
 from tape.journal.epochs import close_cut
 from tape.journal.journal import Journal, delete_expired_requests
 from tape.journal.key_index import read_watermark
+from tape.proto import tape_pb2 as pb
+from tape.proto.call_frames import PROTOCOL
 from tape.server.access import Access
 from tape.server.admission import Admission, TenantLimits
 from tape.server.client_certificates import ClientCertificates
@@ -55,9 +58,11 @@ from tape.server.grpc.catalog import CatalogService
 from tape.server.grpc.dead_letters import DeadLettersService
 from tape.server.grpc.decoders import StandardServices
 from tape.server.grpc.effects import EffectsService
+from tape.server.grpc.handlers import handlers
 from tape.server.grpc.health import HealthService
+from tape.server.grpc.info import InfoService
 from tape.server.grpc.journal import JournalService
-from tape.server.grpc.methods import SERVICE, UnaryCalls, handlers
+from tape.server.grpc.methods import SERVICE, UnaryCalls, UnaryMethod, unary_methods
 from tape.server.grpc.reactions import ReactionsService
 from tape.server.grpc.runs import RunsService
 from tape.server.grpc.sessions import SessionsService
@@ -68,6 +73,7 @@ from tape.server.http.access import HttpAccess
 from tape.server.http.api import KINDS, ApiRoutes
 from tape.server.http.app import Endpoints, build_app
 from tape.server.http.artifacts import ArtifactRoutes
+from tape.server.http.calls import CallRoutes
 from tape.server.http.frames import SseFormat
 from tape.server.http.http_server import HttpServer
 from tape.server.http.info import InfoRoutes
@@ -186,6 +192,8 @@ class Server:
             interval_h=settings.scrub_interval_h,
             archive=past,
         )
+        self._max_message_bytes = _max_message_bytes(settings)
+        self._methods: Mapping[str, UnaryMethod] = {}
         self._journal_service = JournalService(self.journal, self.hub, self._admission)
         self.grpc_address = ""
         self.grpc_client_address = ""
@@ -316,7 +324,7 @@ class Server:
         await self.stop()
 
     async def _open_grpc(self) -> None:
-        server = grpc.aio.server(options=grpc_options(_max_message_bytes(self.settings)))
+        server = grpc.aio.server(options=grpc_options(self._max_message_bytes))
         services = [
             self._journal_service,
             ValuesService(self.journal, self.hub),
@@ -330,10 +338,12 @@ class Server:
             ),
             CatalogService(self.journal, KINDS),
             AdvanceService(self.journal),
+            InfoService(self.journal, self._info),
         ]
         access = RpcAccess(self._access, self._admission)
         calls = UnaryCalls(self.settings.grpc_max_concurrent_calls)
-        server.add_generic_rpc_handlers((handlers(services, self.metrics, access, calls),))
+        self._methods = unary_methods(services, self.metrics, access, calls)
+        server.add_generic_rpc_handlers((handlers(services, self._methods, self.metrics, access),))
         standard = StandardServices(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, standard)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -346,6 +356,17 @@ class Server:
         await server.start()
         self._grpc = server
         await self._health.serve("", SERVICE)
+
+    def _info(self) -> pb.ServerInfo:
+        """How this server can be called."""
+        ports = [_port_of(address) for address in (self.grpc_address, self.grpc_client_address)]
+        return pb.ServerInfo(
+            version=__version__,
+            grpc_ports=filter(None, ports),
+            http_port=_port_of(self.http_address),
+            call_protocols=(PROTOCOL,),
+            max_message_bytes=self._max_message_bytes,
+        )
 
     def _add_port(self, server: Any, name: str, *, wants_certificate: bool) -> str:
         """Add the address of a setting to the gRPC server; returns the address with its port."""
@@ -390,6 +411,7 @@ class Server:
             ArtifactRoutes(self.artifacts, access, self.audit),
             InfoRoutes(access),
             IngressRoutes(self.ingress),
+            CallRoutes(self.journal, self._methods, access, self.metrics, self._max_message_bytes),
             ApiRoutes(self.journal, internal, self.wallet, self.listeners, self._key_routes()).add_to,
         )
         return build_app(self._readiness, self.metrics, endpoints, settings.origins)
@@ -450,6 +472,11 @@ def _lease_owner(settings: Settings) -> str:
     _, port = parse_address("listen", settings.listen)
     # Port 0 is a new port at every start: two servers of this host may both have it.
     return server_owner(f"{socket.gethostname()}/{settings.listen}") if port else new_owner()
+
+
+def _port_of(address: str) -> int:
+    """The port of `host:port`; 0 of an address that is not listened on."""
+    return int(address.rpartition(":")[2] or 0)
 
 
 def _max_message_bytes(settings: Settings) -> int:

@@ -28,8 +28,13 @@ STREAMS = 16
 Send = Callable[[Aim, Names, Names, str, float], Awaitable[str]]
 
 
-async def attack_rpc(world: World, method: str, scope_sets: Iterable[str] = SCOPE_SETS) -> None:
-    """Make an RPC with each set of scopes; fails if the caller learns of the victim or changes anything of it."""
+async def attack_rpc(
+    world: World, method: str, scope_sets: Iterable[str] = SCOPE_SETS, *, in_frames: bool = False
+) -> None:
+    """Make an RPC with each set of scopes; fails if the caller learns of the victim or changes anything of it.
+
+    In frames, the attacker makes its calls in frames and the twin by gRPC: the answers must be the same.
+    """
     described = METHODS[method]
 
     def build(pick: Pick, choice: int) -> object:
@@ -38,7 +43,8 @@ async def attack_rpc(world: World, method: str, scope_sets: Iterable[str] = SCOP
     async def send(aim: Aim, own: Names, other: Names, token: str, read_s: float) -> str:
         built = message(described.input_type, aim.pick(own, other), aim.choice)
         metadata = {"tape_cause": other["reaction"], "tape_lease_owner": other["owner"]} if not aim.role else {}
-        return await send_rpc(world, method, built, token, read_s=read_s, **metadata)
+        is_framed = in_frames and own is world.attacker.names
+        return await send_rpc(world, method, built, token, read_s=read_s, in_frames=is_framed, **metadata)
 
     reads_stream = described.server_streaming and not described.client_streaming
     await _Attack(world, method, send).carry_out(aims(build), scope_sets, is_stream=reads_stream)

@@ -197,6 +197,7 @@ FIELDS: dict[str, Any] = {
     "AggregateRequest.window": 3_600_000_000_000,
     "bucket": 3_600_000_000_000,
     **dict.fromkeys(("Last-Event-ID", "resume_seq"), "0"),
+    **dict.fromkeys(("Upgrade", "Tape-Journal"), UNSET),
     "action": "pause",
     "event_type": "subscription.source.lost",
     "created_at": UNSET,

@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 
+from tape.proto.call_frames import STATUS_NAMES
 from tests.access.adversary.requests import METHODS, HttpRequest, is_stream
 from tests.access.adversary.world import Names, World, reply_class
 from tests.web import Answer, Stream, call
@@ -53,7 +54,14 @@ def prefix_of(names: Names) -> str:
 
 
 async def send_rpc(
-    world: World, method: str, request: Message | bytes, token: str, *, read_s: float = STREAM_S, **metadata: str
+    world: World,
+    method: str,
+    request: Message | bytes,
+    token: str,
+    *,
+    read_s: float = STREAM_S,
+    in_frames: bool = False,
+    **metadata: str,
 ) -> str:
     """The outcome of an RPC: its error, or its reply as text. Of a stream, what it says at first."""
     described = METHODS[method]
@@ -65,6 +73,8 @@ async def send_rpc(
     sent: list[tuple[str, str]] = [(key.replace("_", "-"), value) for key, value in metadata.items()]
     if token:
         sent.append(("authorization", f"Bearer {token}"))
+    if in_frames:
+        return await _send_in_frames(world, method, options["request_serializer"](request), sent)
     try:
         if described.client_streaming:
             return await _converse(world.channel.stream_stream(path, **options), request, sent, read_s)
@@ -75,6 +85,13 @@ async def send_rpc(
     except grpc.aio.AioRpcError as error:
         trailers = dict(error.trailing_metadata() or ())
         return f"{error.code().name} {error.details()} {trailers.get('tape-error-code', '')}"
+
+
+async def _send_in_frames(world: World, method: str, body: bytes, metadata: list[tuple[str, str]]) -> str:
+    reply = await world.calls.call(method, body, metadata=metadata)
+    if reply.status:
+        return f"{STATUS_NAMES[reply.status]} {reply.body.decode()} {reply.error_code}"
+    return f"OK {reply_class(method).FromString(reply.body)}"
 
 
 async def _converse(open_call: Any, request: Any, metadata: list[tuple[str, str]], read_s: float) -> str:

@@ -9,6 +9,7 @@ from itertools import count
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor, MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
@@ -23,6 +24,17 @@ from tests.access.adversary.world import Names
 METHODS: Mapping[str, MethodDescriptor] = pb.DESCRIPTOR.services_by_name["Tape"].methods_by_name
 # Every route of the document, and those that need other scopes with a parameter.
 ROUTES = sorted([*OPERATIONS, *VARIANTS])
+
+# Each RPC by gRPC, and each unary one in frames as well: `by_rpc` gives a test the method and whether it is in frames.
+UNARY = [name for name, each in METHODS.items() if not (each.client_streaming or each.server_streaming)]
+by_rpc = pytest.mark.parametrize(
+    ("method", "in_frames"),
+    [
+        pytest.param(name, in_frames, id=f"{name} in frames" if in_frames else name)
+        for name in METHODS
+        for in_frames in ((False, True) if name in UNARY else (False,))
+    ],
+)
 
 _NESTED: Any = object()
 _INTEGERS = (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_INT64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.access.adversary.attack import attack_route, attack_rpc
-from tests.access.adversary.requests import METHODS, ROUTES
+from tests.access.adversary.requests import ROUTES, by_rpc
 from tests.access.adversary.world import World
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
@@ -15,9 +15,11 @@ pytestmark = pytest.mark.asyncio(loop_scope="package")
 PUBLIC = frozenset({"POST /ingress/", "GET /ingress/", "GET /metrics"})
 
 
-@pytest.mark.parametrize("method", METHODS)
-async def test_an_rpc_treats_a_foreign_name_like_one_that_does_not_exist(world: World, method: str) -> None:
-    await attack_rpc(world, method)
+@by_rpc
+async def test_an_rpc_treats_a_foreign_name_like_one_that_does_not_exist(
+    world: World, method: str, in_frames: bool
+) -> None:
+    await attack_rpc(world, method, in_frames=in_frames)
 
 
 @pytest.mark.parametrize("route", [route for route in ROUTES if route not in PUBLIC])

@@ -19,6 +19,7 @@ from tests.access.adversary.requests import (
     OWN,
     ROUTES,
     HttpRequest,
+    by_rpc,
     described,
     leaves,
     message,
@@ -73,12 +74,17 @@ GARBAGE = (
 )
 
 
-@pytest.mark.parametrize("method", METHODS)
-async def test_an_rpc_with_hostile_fields_fails_with_the_callers_mistake(world: World, method: str) -> None:
+@by_rpc
+async def test_an_rpc_with_hostile_fields_fails_with_the_callers_mistake(
+    world: World, method: str, in_frames: bool
+) -> None:
     token = world.control.all_scopes
     await _check(
         world,
-        ((label, send_rpc(world, method, each, token)) for label, each in _hostile_messages(world, method)),
+        (
+            (label, send_rpc(world, method, each, token, in_frames=in_frames))
+            for label, each in _hostile_messages(world, method)
+        ),
     )
 
 

@@ -14,6 +14,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="package")
 FOUND = ("OK", "ACCEPTED", "FAILED_PRECONDITION", "ALREADY_EXISTS", "CONFLICT", "SERVICE_UNAVAILABLE", "UNAUTHORIZED")
 # The listener of this world has no handshake that begins with a GET.
 FOUND += ("METHOD_NOT_ALLOWED",)
+# Only an upgrade is of use there.
+FOUND += ("UPGRADE_REQUIRED",)
 # Calls whose request is not valid yet, with the reason.
 PENDING: dict[str, str] = {}
 

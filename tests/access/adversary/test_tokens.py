@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from tape.engine.security.tokens import load_key
 from tape.server.permissions import PERMISSIONS, TOKENLESS_ROUTES, is_permitted
 from tests.access.adversary.outcomes import REFUSAL_S, STREAM_S, send_http, send_rpc
-from tests.access.adversary.requests import METHODS, OWN, ROUTES, Aim, message, request
+from tests.access.adversary.requests import METHODS, OWN, ROUTES, UNARY, Aim, by_rpc, message, request
 from tests.access.adversary.world import SCOPE_SETS, World, mint, principal_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="package")
@@ -56,14 +56,14 @@ def bad_tokens(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     }
 
 
-@pytest.mark.parametrize("method", METHODS)
+@by_rpc
 async def test_an_rpc_without_a_valid_token_is_unauthenticated(
-    world: World, bad_tokens: dict[str, str], method: str
+    world: World, bad_tokens: dict[str, str], method: str, in_frames: bool
 ) -> None:
     names = world.victim.names
     built = message(METHODS[method].input_type, Aim().pick(names, names))
     for label, token in bad_tokens.items():
-        outcome = await send_rpc(world, method, built, token, read_s=REFUSAL_S)
+        outcome = await send_rpc(world, method, built, token, read_s=REFUSAL_S, in_frames=in_frames)
         assert outcome.startswith("UNAUTHENTICATED"), f"{label}: {outcome}"
 
 
@@ -88,6 +88,9 @@ async def test_a_call_needs_a_scope_that_the_table_names(world: World, call: str
         if call in METHODS:
             read_s = STREAM_S if is_allowed else REFUSAL_S
             outcome = await send_rpc(world, call, message(METHODS[call].input_type, pick), token, read_s=read_s)
+            if call in UNARY and not is_allowed:
+                built = message(METHODS[call].input_type, pick)
+                assert await send_rpc(world, call, built, token, in_frames=True) == outcome, label
         else:
             outcome = await send_http(world, request(call, pick), token, route=call)
         if is_allowed:
@@ -101,5 +104,5 @@ async def test_a_call_needs_a_scope_that_the_table_names(world: World, call: str
 async def test_a_route_without_tokens_shows_nothing_of_a_tenant(world: World) -> None:
     for route in sorted(TOKENLESS_ROUTES - {"POST /ingress/", "GET /ingress/"}):
         outcome = await send_http(world, request(route, Aim().pick(world.absent, world.absent)), "")
-        assert outcome.startswith("OK"), outcome
+        assert outcome.startswith("UPGRADE_REQUIRED" if route == "GET /v1/calls" else "OK"), outcome
         assert world.victim.names["tenant"] not in outcome

@@ -25,6 +25,7 @@ from tape.model.principal import ALL_TENANTS, SCOPES, SYSTEM_SCOPE, Principal, e
 from tape.model.tenant_names import name_within
 from tape.proto import tape_pb2 as pb
 from tape.server.server import Server
+from tests.calls import Calls
 from tests.engine.reactions.helpers import matched
 from tests.web import call
 
@@ -130,6 +131,7 @@ class World:
     server: Server
     key: SigningKey
     channel: grpc.aio.Channel
+    calls: Calls
     observer: AsyncTapeClient
     victim: Tenant
     attacker: Tenant
@@ -265,6 +267,9 @@ async def open_world(store: str, path: Path) -> AsyncIterator[World]:
         stack.callback(logging.getLogger().removeHandler, log)
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(server.grpc_address))
         unbound = key.mint(tenant="observer", user="u", session="s", scopes=["service", "tenant:*"])
+        calls = await stack.enter_async_context(Calls(server.http_address))
+        # A connection without an admitted call is closed after a time.
+        await calls.call("GetHead", metadata=[("authorization", f"Bearer {unbound}")])
         url = f"tape://{server.grpc_address}"
         observer = await stack.enter_async_context(AsyncTapeClient(url, id_token=unbound))
         tenants = []
@@ -278,7 +283,7 @@ async def open_world(store: str, path: Path) -> AsyncIterator[World]:
                     await _Population(server, client, observer, replace(tenant, prefix=SECRET, names=unsaid)).make()
                 await _Population(server, client, observer, tenant).make()
             tenants.append(tenant)
-        world = World(server, key, channel, observer, *tenants, log)
+        world = World(server, key, channel, calls, observer, *tenants, log)
         # Counted within its run, so no name of its own.
         world.absent["obligation"] = world.victim.names["obligation"]
         await world.settle()

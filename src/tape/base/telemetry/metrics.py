@@ -77,6 +77,7 @@ class Metrics:
         self.fell_behind = counter("subscriptions_fell_behind", "Times a slow subscription went back to the journal")
         self.read_retries = counter("subscription_read_retries", "Failed journal reads that were retried")
 
+        self.call_connections = gauge("call_connections", "Open connections of the call protocol")
         self.live_subscriptions = gauge("live_subscriptions", "Open HTTP streams")
         self.live_delivered = counter("live_entries", "Entries for HTTP streams, one for each stream")
         self.live_dropped = counter("live_dropped", "Entries that slow HTTP streams lost, as their gap frames report")

@@ -29,6 +29,9 @@ from tape.server.client_certificates import to_der
 
 Reply = TypeVar("Reply")
 
+# The certificate in DER among the properties of a connection that is not gRPC's, which has it in PEM.
+CERTIFICATE_KEY = "x509_der_cert"
+
 
 class RpcAccess:
     """Admits or rejects calls. An open server without an internal token admits every call without a service key."""
@@ -142,8 +145,11 @@ def _owned(draft: Draft, principal: Principal) -> Draft:
 
 def _certificate_of(context: Any) -> bytes | None:
     """The verified client certificate of the connection, in DER."""
-    found = context.auth_context().get("x509_pem_cert")
-    return to_der(bytes(found[0])) if found else None
+    found = context.auth_context()
+    if CERTIFICATE_KEY in found:
+        return bytes(found[CERTIFICATE_KEY][0])
+    pem = found.get("x509_pem_cert")
+    return to_der(bytes(pem[0])) if pem else None
 
 
 def _value(metadata: Any, name: str) -> str:

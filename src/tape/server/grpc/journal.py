@@ -23,7 +23,7 @@ from tape.server.admission import Admission, Ticket
 from tape.server.grpc.access import is_open_caller, own
 from tape.server.grpc.decoders import DecodedRequests, Undecodable
 from tape.server.grpc.frames import Frames, encode_journal_entry, to_gap
-from tape.server.grpc.methods import INTERNAL_ERROR, Context, send_position, trace_of
+from tape.server.grpc.methods import INTERNAL_ERROR, Context, end_turn, send_position, trace_of
 from tape.server.grpc.waiting_gaps import WaitingGaps
 
 log = logging.getLogger(__name__)
@@ -57,7 +57,9 @@ class JournalService:
             cause = {"cause": trace.cause} if trace.cause else {}
             whole = trace._asdict() if trace.trace_id else cause
             drafts = [msgspec.structs.replace(draft, **(cause if draft.trace_id else whole)) for draft in drafts]
-        global_seqs = await self._journal.submit(await self._prepare(request, drafts))
+        prepared = await self._prepare(request, drafts)
+        end_turn(context)
+        global_seqs = await self._journal.submit(prepared)
         return pb.AppendResponse(global_seqs=global_seqs)
 
     async def append_stream(self, requests: DecodedRequests, context: Context) -> AsyncIterator[pb.AppendReply]:

@@ -1,17 +1,17 @@
-"""Binds the RPCs of `tape.v1.Tape` to the methods that serve them.
+"""The methods of `tape.v1.Tape`, and how a unary one is served: the same way for gRPC and for the call protocol.
 
-An RPC of the proto without a method answers UNIMPLEMENTED. Methods return a message or its
-bytes: entries are encoded once and shared.
+Methods return a message or its bytes: entries are encoded once and shared.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NamedTuple, NoReturn, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
-import grpc
+from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
@@ -23,7 +23,7 @@ from tape.errors import CursorDiverged, EntryDamaged, Overloaded, TapeError, Ten
 from tape.model.entry import check_id
 from tape.proto import tape_pb2
 from tape.server.grpc.access import RpcAccess
-from tape.server.grpc.decoders import DecodedRequests, Undecodable, decoder, undecodable
+from tape.server.grpc.decoders import Undecodable, decoder, undecodable
 
 log = logging.getLogger(__name__)
 
@@ -45,16 +45,37 @@ CHECKS_NUL = frozenset({"Append", "AppendStream"})
 # How the names of RPCs begin that only read.
 READING = ("Get", "List", "Explain", "Test")
 
+METHODS: Sequence[MethodDescriptor] = tape_pb2.DESCRIPTOR.services_by_name["Tape"].methods
+
 Reply = Message | bytes
+Serve = Callable[[Any, "Context"], Awaitable[Reply]]
 
 
 class Context(Protocol):
-    """The part of a gRPC call that the services use."""
+    """The part of a call that the services use."""
 
     def invocation_metadata(self) -> Any: ...
-    def set_code(self, code: Any) -> None: ...
     async def send_initial_metadata(self, metadata: Any) -> None: ...
-    async def abort(self, code: Any, details: str, trailing_metadata: Any = ()) -> NoReturn: ...
+
+
+class OrderedContext(ABC):
+    """A call of a connection that keeps appends in order: each is prepared after the one that was sent before it."""
+
+    @abstractmethod
+    def end_turn(self) -> None:
+        """Let the next append be prepared."""
+
+
+class Unserved(Exception):
+    """No service of this version has a function for the RPC."""
+
+
+class RpcFailure(NamedTuple):
+    """The error of a call: the name of its status, its text, and trailers with names and values."""
+
+    status: str
+    text: str
+    trailers: tuple[tuple[str, str], ...] = ()
 
 
 class UnaryCalls:
@@ -75,16 +96,6 @@ class UnaryCalls:
         self._count -= 1
 
 
-def handlers(services: list[Any], metrics: Metrics, access: RpcAccess, calls: UnaryCalls) -> Any:
-    """A generic gRPC handler for the service, served by the `snake_case` methods of the services."""
-    bound = {}
-    for method in tape_pb2.DESCRIPTOR.services_by_name["Tape"].methods:
-        name = re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()
-        function = next((getattr(service, name) for service in services if hasattr(service, name)), None)
-        bound[method.name] = _handler(method, function, metrics, access, calls)
-    return grpc.method_handlers_generic_handler(SERVICE, bound)
-
-
 def trace_of(context: Context) -> Trace:
     """The caller's span, from the `traceparent` metadata, and the reaction it works for, from `tape-cause`."""
     trace, cause = NO_TRACE, ""
@@ -96,6 +107,12 @@ def trace_of(context: Context) -> Trace:
             check_id(CAUSE_KEY, cause)
             cause = qualify_reaction(cause)
     return trace._replace(cause=cause) if cause else trace
+
+
+def end_turn(context: Context) -> None:
+    """The append of a call is prepared, and submitted next: let the next one of its connection be prepared."""
+    if isinstance(context, OrderedContext):
+        context.end_turn()
 
 
 async def send_position(context: Context, position: int) -> None:
@@ -111,75 +128,78 @@ def owner_of(context: Context) -> str:
     return ""
 
 
-class _Rpc(NamedTuple):
-    """The name of an RPC, and the decoder of its requests."""
-
-    name: str
-    decode: Callable[[bytes], Any]
-
-
-def _handler(method: Any, function: Any, metrics: Metrics, access: RpcAccess, calls: UnaryCalls) -> Any:
-    # Requests stay bytes until their caller is known and admitted.
-    options = {"request_deserializer": None, "response_serializer": _to_bytes}
-    parse = GetMessageClass(method.input_type).FromString
-    rpc = _Rpc(method.name, decoder(parse, refuses_nul=method.name not in CHECKS_NUL))
-    if method.client_streaming:
-        stream = _stream(rpc, function, metrics, access, is_client_streaming=True)
-        return grpc.stream_stream_rpc_method_handler(stream, **options)
-    if method.server_streaming:
-        return grpc.unary_stream_rpc_method_handler(_stream(rpc, function, metrics, access), **options)
-    return grpc.unary_unary_rpc_method_handler(_unary(rpc, function, metrics, access, calls), **options)
-
-
-def _to_bytes(reply: Reply) -> bytes:
+def to_bytes(reply: Reply) -> bytes:
+    """A reply on the wire."""
     return reply if isinstance(reply, bytes) else reply.SerializeToString()
 
 
-def _unary(
-    rpc: _Rpc,
-    function: Callable[[Any, Context], Awaitable[Reply]] | None,
-    metrics: Metrics,
-    access: RpcAccess,
-    calls: UnaryCalls,
-) -> Callable[[Any, Context], Awaitable[Reply]]:
-    name, decode = rpc
-    admission = access.admission
-    is_append, is_read = name == "Append", name.startswith(READING)
-    succeeded = metrics.rpcs.labels(name, "OK")
-    if function is not None and spans.are_recorded():
-        function = _in_span(name, function)
+def request_decoder(method: MethodDescriptor) -> Callable[[bytes], Any]:
+    """The decoder of a method's requests. It returns an Undecodable instead of raising."""
+    return decoder(GetMessageClass(method.input_type).FromString, refuses_nul=method.name not in CHECKS_NUL)
 
-    async def call(data: bytes, context: Context) -> Reply:
-        if function is None:
-            await _not_served(context, name, metrics)
+
+def find_function(services: Sequence[Any], method: MethodDescriptor) -> Any:
+    """The `snake_case` method of a service that serves an RPC; None if there is none."""
+    name = re.sub(r"(?<!^)(?=[A-Z])", "_", method.name).lower()
+    return next((getattr(service, name) for service in services if hasattr(service, name)), None)
+
+
+def unary_methods(
+    services: Sequence[Any], metrics: Metrics, access: RpcAccess, calls: UnaryCalls
+) -> Mapping[str, UnaryMethod]:
+    """The unary methods by name."""
+    return {
+        method.name: UnaryMethod(method, find_function(services, method), metrics, access, calls)
+        for method in METHODS
+        if not (method.client_streaming or method.server_streaming)
+    }
+
+
+class UnaryMethod:
+    """A unary RPC: admits its calls, decodes their requests and counts how they end."""
+
+    def __init__(
+        self, method: MethodDescriptor, function: Serve | None, metrics: Metrics, access: RpcAccess, calls: UnaryCalls
+    ) -> None:
+        self.name = name = method.name
+        self._decode = request_decoder(method)
+        self._access = access
+        self._calls = calls
+        self._metrics = metrics
+        self.is_append, self._is_read = name == "Append", name.startswith(READING)
+        self._succeeded = metrics.rpcs.labels(name, "OK")
+        self._function = _in_span(name, function) if function is not None and spans.are_recorded() else function
+
+    async def serve(self, data: bytes, context: Context) -> bytes:
+        """The response to a request as it arrived. What it raises, `fail` describes."""
+        if self._function is None:
+            raise Unserved
+        self._calls.enter()
         try:
-            calls.enter()
+            # A request stays bytes until its caller is known and admitted.
+            caller = await self._access.admit(self.name, context)
+            ticket = self._access.admission.enter(caller, len(data), appends=self.is_append, reads=self._is_read)
             try:
-                caller = await access.admit(name, context)
-                ticket = admission.enter(caller, len(data), appends=is_append, reads=is_read)
-                try:
-                    await ticket.turn()
-                    request = decode(data)
-                    if isinstance(request, Undecodable):
-                        raise undecodable(name, request)
-                    if is_append:
-                        ticket.charge_appends(len(request.drafts))
-                    reply = await function(request, context)
-                finally:
-                    ticket.leave()
+                await ticket.turn()
+                request = self._decode(data)
+                if isinstance(request, Undecodable):
+                    raise undecodable(self.name, request)
+                if self.is_append:
+                    ticket.charge_appends(len(request.drafts))
+                reply = await self._function(request, context)
             finally:
-                calls.leave()
-        except Exception as error:
-            await _fail(context, error, name, metrics)
-        succeeded.inc()
-        return reply
+                ticket.leave()
+        finally:
+            self._calls.leave()
+        self._succeeded.inc()
+        return to_bytes(reply)
 
-    return call
+    def fail(self, error: Exception) -> RpcFailure:
+        """Count a failed call, and describe its error for the caller."""
+        return fail(error, self.name, self._metrics)
 
 
-def _in_span(
-    name: str, function: Callable[[Any, Context], Awaitable[Reply]]
-) -> Callable[[Any, Context], Awaitable[Reply]]:
+def _in_span(name: str, function: Serve) -> Serve:
     """The same function in a span of its own, below the caller's."""
     attributes = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": name}
 
@@ -191,58 +211,22 @@ def _in_span(
     return call
 
 
-def _stream(
-    rpc: _Rpc,
-    function: Callable[[Any, Context], AsyncIterator[Reply]] | None,
-    metrics: Metrics,
-    access: RpcAccess,
-    *,
-    is_client_streaming: bool = False,
-) -> Callable[[Any, Context], AsyncIterator[Reply]]:
-    name, decode = rpc
-
-    async def call(data: Any, context: Context) -> AsyncIterator[Reply]:
-        if function is None:
-            await _not_served(context, name, metrics)
-        try:
-            caller = await access.admit(name, context)
-            stream = access.admission.open_stream(caller)
-            try:
-                requests = DecodedRequests(name, decode, aiter(data)) if is_client_streaming else None
-                request = requests or decode(data)
-                if isinstance(request, Undecodable):
-                    raise undecodable(name, request)
-                replies = function(request, context)
-                async for reply in replies if caller.is_open else access.guard(caller, replies):
-                    yield reply
-                if requests is not None:
-                    requests.check()
-            finally:
-                stream.close()
-        except Exception as error:
-            await _fail(context, error, name, metrics)
-        metrics.rpcs.labels(name, "OK").inc()
-
-    return call
+def fail(error: Exception, name: str, metrics: Metrics) -> RpcFailure:
+    """Count a failed call of an RPC, and describe its error for the caller."""
+    failure = _describe(error, name)
+    metrics.rpcs.labels(name, failure.status).inc()
+    return failure
 
 
-async def _not_served(context: Context, name: str, metrics: Metrics) -> NoReturn:
-    metrics.rpcs.labels(name, "UNIMPLEMENTED").inc()
-    await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{name} is not served by this version of Tape.")
-
-
-async def _fail(context: Context, error: Exception, name: str, metrics: Metrics) -> NoReturn:
-    if isinstance(error, TapeError):
-        status, text = error.status, str(error)
-        trailers: tuple[tuple[str, str], ...] = ((ERROR_CODE_KEY, error.code),)
-        if isinstance(error, TenantLimitReached):
-            trailers += ((PUSHBACK_KEY, str(round(error.retry_after_s * 1_000))),)
-        elif isinstance(error, EntryDamaged | CursorDiverged):
-            trailers += ((GAP_KEY, f"{error.first}-{error.last}"),)
-    elif isinstance(error, grpc.aio.AbortError):
-        raise error
-    else:
-        log.exception("RPC %s failed", name)
-        status, trailers, text = "INTERNAL", (), INTERNAL_ERROR
-    metrics.rpcs.labels(name, status).inc()
-    await context.abort(grpc.StatusCode[status], text, trailers)
+def _describe(error: Exception, name: str) -> RpcFailure:
+    if isinstance(error, Unserved):
+        return RpcFailure("UNIMPLEMENTED", f"{name} is not served by this version of Tape.")
+    if not isinstance(error, TapeError):
+        log.error("RPC %s failed", name, exc_info=error)
+        return RpcFailure("INTERNAL", INTERNAL_ERROR)
+    trailers: tuple[tuple[str, str], ...] = ((ERROR_CODE_KEY, error.code),)
+    if isinstance(error, TenantLimitReached):
+        trailers += ((PUSHBACK_KEY, str(round(error.retry_after_s * 1_000))),)
+    elif isinstance(error, EntryDamaged | CursorDiverged):
+        trailers += ((GAP_KEY, f"{error.first}-{error.last}"),)
+    return RpcFailure(error.status, str(error), trailers)

@@ -84,13 +84,21 @@ class HttpAccess:
         """Whether the server has neither keys nor an internal token."""
         return self._access.is_open and not self._access.has_internal_token
 
-    def _anonymous(self, request: Request) -> Principal:
+    def check_host(self, request: Request) -> None:
+        """Raise ScopeRequired if this is an open server and the request names another machine."""
+        if self._access.is_open:
+            self._check_host(request)
+
+    def _check_host(self, request: Request) -> None:
         if self._is_local and not _is_for_this_machine(request):
             # DNS rebinding: a remote web page whose name resolves to this machine is rejected.
             raise ScopeRequired(
                 f"the host {request.headers.get('host', '')!r} is not this machine; a server without auth_jwks answers"
                 " to localhost and 127.0.0.1 only."
             )
+
+    def _anonymous(self, request: Request) -> Principal:
+        self._check_host(request)
         names: dict[str, str] = {}
         for name in ("tenant", "user", "session"):
             value = request.headers.get(f"x-harbor-{name}", "").strip() or request.query_params.get(name, "").strip()

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 
 from tape.base.telemetry.metrics import Metrics
 from tape.server.http.artifacts import ArtifactRoutes
+from tape.server.http.calls import CallRoutes
 from tape.server.http.cors import Cors
 from tape.server.http.documents import show_asyncapi, show_openapi
 from tape.server.http.foreign_pages import ForeignPages
@@ -33,6 +34,7 @@ class Endpoints(NamedTuple):
     artifacts: ArtifactRoutes
     info: InfoRoutes
     ingress: IngressRoutes
+    calls: CallRoutes
     add_api: Callable[[App], None]
 
 
@@ -62,6 +64,7 @@ def build_app(readiness: Readiness, metrics: Metrics, endpoints: Endpoints, orig
     app.add("POST", "/v1/events/list", endpoints.queries.list_events)
     app.add("POST", "/v1/events/aggregate", endpoints.queries.aggregate)
     app.add("POST", "/v1/control/runtime.info", endpoints.info.info)
+    app.add("GET", "/v1/calls", endpoints.calls.upgrade)
     app.add("GET", "/v1/openapi.json", show_openapi)
     app.add("GET", "/v1/asyncapi.json", show_asyncapi)
     app.add("POST", "/ingress/", endpoints.ingress.deliver)

@@ -144,7 +144,7 @@ def _with_scopes(route: str, parameter: dict[str, Any]) -> dict[str, Any]:
 
 def _error(route: str, operation: Operation) -> Content:
     if route in TOKENLESS_ROUTES:
-        return operation.answer
+        return operation.answer or {JSON: ref("Error")}
     return {JSON: ref("ApiError" if " /api/" in route else "Error")}
 
 

@@ -71,6 +71,8 @@ class HttpServer(uvicorn.Server):
         """Let open requests finish."""
         if self.server_state.connections or self.server_state.tasks:
             await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):  # they have had the time of `grace_s`
+            connection.transport.abort()
         for each in (*self.servers, *(sockets or ())):
             each.close()
 

@@ -75,6 +75,17 @@ _PROBES: Mapping[str, Operation] = {
     "GET /v1/asyncapi.json": Operation(
         "asyncapi", "The events of the stream, as an AsyncAPI document.", {JSON: OBJECT}
     ),
+    "GET /v1/calls": Operation(
+        "calls",
+        "Upgrade the connection to the call protocol `tape/1`, which carries calls of every unary RPC.",
+        NOTHING,
+        parameters=(
+            parameter("header", "Upgrade", "`tape/1`, together with `Connection: Upgrade`."),
+            parameter("header", "Tape-Journal", "The id of the journal that the client means."),
+        ),
+        errors=(400, 403, 421, 426, 503),
+        status=101,
+    ),
     "POST /ingress/": Operation(
         "ingress.deliver",
         "A delivery of a webhook or Pub/Sub push. It proves its sender as its subscription demands.",

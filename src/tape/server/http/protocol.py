@@ -1,4 +1,5 @@
-"""uvicorn's HTTP protocol, with limits before authentication and a way for a stream to write to its socket itself.
+"""uvicorn's HTTP protocol, with limits before authentication, and with ways for a stream to write to its socket itself
+and for a request to upgrade the connection to another protocol.
 
 An ASGI `send` costs about 20 µs and copies its data. A stream that fans out writes shared bytes to the
 transport directly; the protocol notifies it when the socket is full or closed.
@@ -8,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from http import HTTPStatus
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -51,6 +53,28 @@ class StreamWriter(Protocol):
         """The client disconnected."""
 
 
+class UpgradedProtocol(asyncio.Protocol, ABC):
+    """What a connection is upgraded to. It counts as a connection until it is lost."""
+
+    transport: asyncio.Transport
+    _connections: set[Any]
+
+    def upgraded(self, transport: asyncio.Transport, connections: set[Any]) -> None:
+        """Begin on a transport, as one of the connections of a server."""
+        self._connections = connections
+        connections.add(self)
+        self.transport = transport
+        self.connection_made(transport)
+        transport.set_protocol(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.discard(self)
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """The server stops: end the connection when nothing is in progress."""
+
+
 class HttpConnection(HttpToolsProtocol):
     """The connection of one client."""
 
@@ -71,6 +95,8 @@ class HttpConnection(HttpToolsProtocol):
     _unreported_bytes = 0
     _has_reported = False
     _body_at = 0.0
+    # What a client sent after a request with the header Upgrade, without waiting for the answer.
+    _after_upgrade = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
@@ -91,8 +117,9 @@ class HttpConnection(HttpToolsProtocol):
         self._has_reported = False
         try:
             self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            pass  # the request is served over HTTP/1.1
+        except httptools.HttpParserUpgrade as upgrade:
+            # The request is served over HTTP/1.1, unless its handler calls `upgrade`.
+            self._after_upgrade = data[upgrade.args[0] :]
         except httptools.HttpParserError:
             self._refuse(400, "Invalid HTTP request received.")
         self._watch(len(data), is_same_head=was_in_head and self._is_in_head and completed == self._completed)
@@ -147,6 +174,20 @@ class HttpConnection(HttpToolsProtocol):
         writer, self.writer = self.writer, None
         if writer is not None:
             writer.gone()
+
+    def upgrade(self, head: bytes, protocol: UpgradedProtocol) -> None:
+        """Answer the open request with this head, and hand the connection over, unless it is closed already."""
+        if self.is_refused or self.transport.is_closing():
+            return
+        self._cancel_timer()
+        self._unset_keepalive_if_required()
+        self.cycle.disconnected = True  # what else its handler sends goes nowhere
+        self.transport.write(head)
+        self.connections.discard(self)
+        self.flow.resume_reading()
+        protocol.upgraded(self.transport, self.connections)
+        if self._after_upgrade:
+            protocol.data_received(self._after_upgrade)
 
     @property
     def _too_many_header_bytes(self) -> str:
