@@ -14,6 +14,7 @@ from bench.peers.servers import NotInstalled
 from bench.raw import rows_of, write_in_transactions
 from bench.table import NOTHING, Table, count, milliseconds, ratio
 from tape.client import AsyncTapeClient
+from tape.client.upgrade import Transport
 
 TITLE = f"Append: durable entries from {CALLERS} concurrent callers"
 
@@ -44,8 +45,9 @@ def run(options: Options) -> list[Table]:
     for number in range(1, options.scaled(3, 1) + 1):
         for kind in options.stores:
             options.report(f"{TITLE}: round {number}, {NAMES[kind]}")
-            ours, raw = measure_store(options, kind, bounds)
+            by_grpc, ours, raw = measure_store(options, kind, bounds)
             answers.setdefault(_tape(kind), []).append(ours)
+            answers.setdefault(_by_grpc(kind), []).append(by_grpc)
             answers.setdefault(_raw(kind), []).append(raw)
         for name, measure_peer in PEERS.items():
             if name not in missing:
@@ -60,24 +62,26 @@ def run(options: Options) -> list[Table]:
         "p50 and p99 are what a caller waits for one entry; for the drivers, what one transaction takes",
         "the drivers write the rows that Tape wrote (chain, indexes, heads) in transactions of the size it reached",
         "Tape, redis-py and nats-py: one process with 64 asyncio callers on uvloop, the server in another",
+        'by gRPC: the SDK with transport="grpc", on the same server before; otherwise it calls in frames',
     ]
     return [Table(TITLE, _columns(options), _rows(options, best, missing), notes)]
 
 
-def measure_store(options: Options, kind: str, bounds: Bounds) -> tuple[Answer, Answer]:
-    """Tape on a fresh store, then the same rows through the driver."""
+def measure_store(options: Options, kind: str, bounds: Bounds) -> tuple[Answer, Answer, Answer]:
+    """Tape on a fresh store, by gRPC and in frames, then the rows of the latter through the driver."""
     store = options.lab.fresh_store(kind)
     with TapeServer(store) as server:
-        ours, first = options.lab.run(_append(server, options.warm_up, bounds))
+        by_grpc, _ = options.lab.run(_append(server, options.warm_up, bounds, "grpc"))
+        ours, first = options.lab.run(_append(server, options.warm_up, bounds, "auto"))
     rows = rows_of(store, after=first)
     size = max(round(ours.entries_per_commit or 1), 1)
     raw = write_in_transactions(options.lab.fresh_store(kind), rows, size)
-    return ours, Answer(raw, size)
+    return by_grpc, ours, Answer(raw, size)
 
 
-async def _append(server: TapeServer, warm_up: Bounds, bounds: Bounds) -> tuple[Answer, int]:
+async def _append(server: TapeServer, warm_up: Bounds, bounds: Bounds, transport: Transport) -> tuple[Answer, int]:
     """The answer, and the global_seq after which its entries begin."""
-    async with AsyncTapeClient(server.url) as client:
+    async with AsyncTapeClient(server.url, transport=transport) as client:
 
         async def append(number: int) -> int:
             subject, run_id, payload = event(number)
@@ -86,7 +90,7 @@ async def _append(server: TapeServer, warm_up: Bounds, bounds: Bounds) -> tuple[
         await run_callers(append, CALLERS, warm_up)
         first = (await client.head()).global_seq
         before = server.counters()
-        outcome = await run_callers(append, CALLERS, bounds)
+        outcome = await server.measure(run_callers(append, CALLERS, bounds))
         after = server.counters()
 
     def grown(name: str) -> float:
@@ -97,7 +101,7 @@ async def _append(server: TapeServer, warm_up: Bounds, bounds: Bounds) -> tuple[
 
 def _columns(options: Options) -> list[str]:
     ratios = [f"Tape on {NAMES[kind]} ÷ it" for kind in options.stores]
-    return ["", "entries/s", "p50 ms", "p99 ms", "entries per commit", *ratios, "aim"]
+    return ["", "entries/s", "p50 ms", "p99 ms", "server CPU µs", "entries per commit", *ratios, "aim"]
 
 
 def _rows(options: Options, best: dict[str, Answer], missing: dict[str, str]) -> list[list[str]]:
@@ -105,7 +109,7 @@ def _rows(options: Options, best: dict[str, Answer], missing: dict[str, str]) ->
 
     def row(name: str, against: Collection[str], aim: float | None) -> list[str]:
         if name in missing:
-            return [name, missing[name], *[NOTHING] * (4 + len(ours))]
+            return [name, missing[name], *[NOTHING] * (5 + len(ours))]
         answer = best[name]
         rate = answer.outcome.rate
         commits = NOTHING if answer.entries_per_commit is None else f"{answer.entries_per_commit:.1f}"
@@ -114,18 +118,24 @@ def _rows(options: Options, best: dict[str, Answer], missing: dict[str, str]) ->
             count(rate),
             milliseconds(answer.outcome.p50_ms),
             milliseconds(answer.outcome.p99_ms),
+            count(answer.outcome.cpu_us) if answer.outcome.cpu_us else NOTHING,
             commits,
             *(ratio(ours[kind] if kind in against else None, rate) for kind in ours),
             NOTHING if aim is None else f"≥ {aim:g}×",
         ]
 
     rows = [row(_tape(kind), (), None) for kind in options.stores]
+    rows += [row(_by_grpc(kind), [kind], None) for kind in options.stores]
     rows += [row(_raw(kind), [kind], RAW_AIM) for kind in options.stores]
     return rows + [row(name, options.stores, AIMS.get(name)) for name in PEERS]
 
 
 def _tape(kind: str) -> str:
     return f"Tape on {NAMES[kind]}"
+
+
+def _by_grpc(kind: str) -> str:
+    return f"Tape on {NAMES[kind]}, by gRPC"
 
 
 def _raw(kind: str) -> str:

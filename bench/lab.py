@@ -12,14 +12,15 @@ import sys
 import tempfile
 import urllib.request
 import warnings
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
 import uvloop
 
-from bench.load import event
+from bench.load import Outcome, event
 from tape.journal.journal import Journal
 from tape.model.entry import Draft
 from tape.model.payload import to_json
@@ -146,6 +147,12 @@ class TapeServer:
     def pid(self) -> int:
         """The server's process."""
         return self._process.pid
+
+    async def measure(self, load: Awaitable[Outcome]) -> Outcome:
+        """The outcome of a load, with the processor time that the server took for it."""
+        before = cpu_seconds(self.pid)
+        outcome = await load
+        return replace(outcome, cpu_us=(cpu_seconds(self.pid) - before) / max(outcome.entries, 1) * 1e6)
 
     @property
     def resident_bytes(self) -> int:

@@ -12,6 +12,7 @@ from bench.options import NAMES, Options
 from bench.raw import connect, rows_of
 from bench.table import NOTHING, Table, count, milliseconds, ratio
 from tape.client import AsyncTapeClient
+from tape.client.upgrade import Transport
 
 TITLE = "Latency: one caller, one entry at a time"
 
@@ -36,6 +37,7 @@ def run(options: Options) -> list[Table]:
                     milliseconds(p50_ms),
                     milliseconds(median(outcome.p99_ms for outcome in outcomes)),
                     count(median(outcome.rate for outcome in outcomes)),
+                    count(median(outcome.cpu_us for outcome in outcomes)) if outcomes[0].cpu_us else NOTHING,
                     NOTHING if p50_ms == bare else ratio(p50_ms, bare),
                 ]
             )
@@ -43,24 +45,28 @@ def run(options: Options) -> list[Table]:
         f"median of {rounds} rounds, each on a fresh store",
         "the bare INSERT is one autocommitted statement on the same table, without chain, heads or request ids to keep",
         "GetHead is a call that reads one row: what the way to the server and back costs",
+        'by gRPC: the SDK with transport="grpc", on the same server before; otherwise it calls in frames',
     ]
-    return [Table(TITLE, ["", "p50 ms", "p99 ms", "calls/s", "p50 ÷ bare p50"], rows, notes)]
+    return [Table(TITLE, ["", "p50 ms", "p99 ms", "calls/s", "server CPU µs", "p50 ÷ bare p50"], rows, notes)]
 
 
 def measure_store(options: Options, kind: str, bounds: Bounds) -> dict[str, Outcome]:
     """A durable append, a call that writes nothing, and what the driver needs for the same rows."""
     store = options.lab.fresh_store(kind)
     with TapeServer(store) as server:
-        appended, asked = options.lab.run(_call(server.url, options.warm_up, bounds))
+        append_by_grpc, ask_by_grpc = options.lab.run(_call(server, options.warm_up, bounds, "grpc"))
+        appended, asked = options.lab.run(_call(server, options.warm_up, bounds, "auto"))
     return {
         f"{NAMES[kind]}: append through the SDK": appended,
+        f"{NAMES[kind]}: append by gRPC": append_by_grpc,
         f"{NAMES[kind]}: GetHead through the SDK": asked,
+        f"{NAMES[kind]}: GetHead by gRPC": ask_by_grpc,
         f"{NAMES[kind]}: INSERT, COMMIT": _insert(options.lab.fresh_store(kind), store, appended.entries),
     }
 
 
-async def _call(url: str, warm_up: Bounds, bounds: Bounds) -> tuple[Outcome, Outcome]:
-    async with AsyncTapeClient(url) as client:
+async def _call(server: TapeServer, warm_up: Bounds, bounds: Bounds, transport: Transport) -> tuple[Outcome, Outcome]:
+    async with AsyncTapeClient(server.url, transport=transport) as client:
 
         async def append(number: int) -> int:
             subject, run_id, payload = event(number)
@@ -71,9 +77,10 @@ async def _call(url: str, warm_up: Bounds, bounds: Bounds) -> tuple[Outcome, Out
 
         async def measure(call: Callable[[int], Awaitable[object]]) -> Outcome:
             await run_callers(call, 1, warm_up)
-            return await run_callers(call, 1, bounds)
+            return await server.measure(run_callers(call, 1, bounds))
 
-        return await measure(append), await measure(ask)
+        asked = await measure(ask)  # first: the last entries are those of the appends that count
+        return await measure(append), asked
 
 
 def _insert(store: str, written_by_tape: str, entries: int) -> Outcome:

@@ -13,6 +13,7 @@ from bench.options import NAMES, Options
 from bench.recorder import record, replay
 from bench.table import Table, count, milliseconds, ratio
 from tape.client import AsyncTapeClient
+from tape.client.upgrade import Transport
 from tape.engine.ledgers import effects, runs, values
 from tape.engine.ledgers.effects import Effect
 from tape.engine.ledgers.runs import Run
@@ -38,12 +39,13 @@ def run(options: Options) -> list[Table]:
     rounds = options.scaled(3, 1)
     cost, growth = [], []
     for kind in options.stores:
-        called, said = [], []
+        called, by_grpc, said = [], [], []
         for _ in range(rounds):
+            by_grpc.append(_through_rpc(options, kind, few, bounds, transport="grpc"))
             called.append(_through_rpc(options, kind, few, bounds))
             options.report(f"{TITLE}: {NAMES[kind]}, bare transactions")
             said.append(_bare(options, kind, few, bounds))
-        small, bare = _middle(called), _middle(said)
+        small, old, bare = _middle(called), _middle(by_grpc), _middle(said)
         large = _through_rpc(options, kind, many, bounds, rounds)
         for key, outcome in small.items():
             name = f"{NAMES[kind]}: {key[0]}, {_callers(key[1])}"
@@ -53,6 +55,11 @@ def run(options: Options) -> list[Table]:
                     count(outcome.rate),
                     milliseconds(outcome.p50_ms),
                     milliseconds(outcome.p99_ms),
+                    count(outcome.cpu_us),
+                    count(old[key].rate),
+                    milliseconds(old[key].p50_ms),
+                    count(old[key].cpu_us),
+                    ratio(outcome.rate, old[key].rate),
                     count(bare[key].rate),
                     milliseconds(bare[key].p50_ms),
                     ratio(outcome.rate, bare[key].rate),
@@ -72,11 +79,25 @@ def run(options: Options) -> list[Table]:
     return [
         Table(
             f"{TITLE}, beside bare transactions",
-            ["", "a second", "p50 ms", "p99 ms", "bare, a second", "bare p50 ms", "rate ÷ bare"],
+            [
+                "",
+                "a second",
+                "p50 ms",
+                "p99 ms",
+                "server CPU µs",
+                "by gRPC, a second",
+                "by gRPC, p50 ms",
+                "by gRPC, server CPU µs",
+                "rate ÷ by gRPC",
+                "bare, a second",
+                "bare p50 ms",
+                "rate ÷ bare",
+            ],
             cost,
             [
                 f"tables of {few:,} rows each; every commit is durable; one call of {PAIR} is a pair, two transactions",
-                f"the middle of {rounds} round{'s' * (rounds > 1)}, in turns with the bare ones",
+                f"the middle of {rounds} round{'s' * (rounds > 1)}, in turns with those by gRPC and the bare ones",
+                'by gRPC: the SDK with transport="grpc"; otherwise it calls in frames',
                 "bare: the same statements, recorded from the ledgers and said again on one connection: no RPC, no"
                 " thread, no thought; with many callers the transactions that group commit makes of them, and the"
                 " latency is that of such a transaction",
@@ -114,17 +135,21 @@ def _callers(number: int) -> str:
 # ── through the server ───────────────────────────────────────────────────────────────────────────
 
 
-def _through_rpc(options: Options, kind: str, rows: int, bounds: Bounds, rounds: int = 1) -> Measured:
+def _through_rpc(
+    options: Options, kind: str, rows: int, bounds: Bounds, rounds: int = 1, transport: Transport = "auto"
+) -> Measured:
     options.report(f"{TITLE}: filling {NAMES[kind]} with {rows:,} rows a table")
     store = options.lab.fresh_store(kind)
     fill(open_database(store), rows)
     options.report(f"{TITLE}: {NAMES[kind]} with {rows:,} rows a table")
     with TapeServer(store) as server:
-        return options.lab.run(_call(server.url, rows, options.warm_up, bounds, rounds))
+        return options.lab.run(_call(server, rows, options.warm_up, bounds, rounds, transport))
 
 
-async def _call(url: str, rows: int, warm_up: Bounds, bounds: Bounds, rounds: int) -> Measured:
-    async with AsyncTapeClient(url) as client:
+async def _call(
+    server: TapeServer, rows: int, warm_up: Bounds, bounds: Bounds, rounds: int, transport: Transport
+) -> Measured:
+    async with AsyncTapeClient(server.url, transport=transport) as client:
 
         async def begin_run(number: int) -> object:
             return await client.begin_run(**session_ids(spread(number, rows)), invocation_id=f"new-{number}")
@@ -144,10 +169,12 @@ async def _call(url: str, rows: int, warm_up: Bounds, bounds: Bounds, rounds: in
 
         numbers = itertools.count(1)
         calls = (begin_run, effect, write_value)
-        return _middle([await _measure(calls, numbers, warm_up, bounds) for _ in range(rounds)])
+        return _middle([await _measure(server, calls, numbers, warm_up, bounds) for _ in range(rounds)])
 
 
-async def _measure(calls: tuple[Call, ...], numbers: Iterator[int], warm_up: Bounds, bounds: Bounds) -> Measured:
+async def _measure(
+    server: TapeServer, calls: tuple[Call, ...], numbers: Iterator[int], warm_up: Bounds, bounds: Bounds
+) -> Measured:
     """Each operation with one caller and with many; no number is used twice."""
     measured: Measured = {}
     for name, call in zip(OPERATIONS, calls, strict=True):
@@ -157,7 +184,7 @@ async def _measure(calls: tuple[Call, ...], numbers: Iterator[int], warm_up: Bou
 
         for callers in (1, CALLERS):
             await run_callers(numbered, callers, warm_up)
-            measured[name, callers] = await run_callers(numbered, callers, bounds)
+            measured[name, callers] = await server.measure(run_callers(numbered, callers, bounds))
     return measured
 
 

@@ -42,6 +42,8 @@ class Outcome:
     seconds: float
     p50_ms: float
     p99_ms: float
+    # Processor time of the server for an entry; 0 where it was not measured.
+    cpu_us: float = 0.0
 
     @property
     def rate(self) -> float:

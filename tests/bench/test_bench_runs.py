@@ -54,6 +54,8 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
     "row",
     [
         "SQLite: append through the SDK",
+        "SQLite: append by gRPC",
+        "by gRPC, server CPU µs",
         "SQLite: 64 callers, one entry a call",
         "SQLite: 20 Follows with a hostile predicate",
         "SQLite: 64 callers, 200 bytes, TLS 1.3",

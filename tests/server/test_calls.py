@@ -440,6 +440,7 @@ async def test_a_connection_is_not_read_beyond_what_it_may_have_in_progress(
     server: Server, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     body = b""
+    monkeypatch.setattr(incoming_calls, "SIGN_S", 0.1)
     if limit == "calls":
         monkeypatch.setattr(incoming_calls, "MAX_CALLS_IN_PROGRESS", 4)
     else:  # four such requests are more than a message may have
@@ -450,7 +451,7 @@ async def test_a_connection_is_not_read_beyond_what_it_may_have_in_progress(
         for call, _ in sent:
             calls.send(ClientMessage([call]))
         await until(lambda: held.begun == 4)
-        await asyncio.sleep(0.1)
+        await until(lambda: calls.pongs)  # it is not read, and says so: its own pings would have no answer
         assert held.begun == 4
         held.release.set()
         for _, reply in sent:

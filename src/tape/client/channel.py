@@ -43,6 +43,7 @@ OPTIONS = [
     ("grpc.http2.ping_timeout_ms", 8_000),
 ]
 
+Metadata = tuple[tuple[str, str], ...]
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
 Sent = TypeVar("Sent", bound=Message, contravariant=True)
@@ -129,14 +130,14 @@ class Channel:
 
         A call that is not traced carries no trace context: its request does, for each of its parts.
         """
+        metadata = self._owner + self._trace() if is_traced else ()
         token = await self._credentials.token()
         if (connection := self._upgrade.connection) is not None:
             body = request.SerializeToString()
             if len(body) <= connection.max_call_bytes:
-                metadata = self._owner + self._trace() if is_traced else ()
                 return rpc.response.FromString(await connection.call(rpc.name, body, metadata, token, timeout))
         self._upgrade.note_call()
-        return await self._call_by_grpc(rpc, request, timeout)
+        return await self._call_by_grpc(rpc, request, metadata, timeout)
 
     def note_call(self) -> None:
         """An append is sent on a stream of gRPC: it counts as a call."""
@@ -151,10 +152,12 @@ class Channel:
         self,
         rpc: UnaryRpc[Request, Response],
         request: Request,
+        metadata: Metadata = (),
         timeout: float | None = None,  # noqa: ASYNC109
     ) -> Response:
+        metadata += await self._credentials.metadata()
         try:
-            response: Response = await self._bound(rpc)(request, timeout=timeout, metadata=await self._metadata())
+            response: Response = await self._bound(rpc)(request, timeout=timeout, metadata=metadata)
         except grpc.aio.AioRpcError as error:
             raise_translated(error, self.url, rpc.name)
         return response
@@ -209,11 +212,11 @@ class Channel:
         await self._upgrade.close()
         await self._channel.close()
 
-    async def _metadata(self) -> tuple[tuple[str, str], ...]:
+    async def _metadata(self) -> Metadata:
         """Lease owner, credentials and trace context of one call."""
         return self._owner + await self._credentials.metadata() + self._trace()
 
-    def _trace(self) -> tuple[tuple[str, str], ...]:
+    def _trace(self) -> Metadata:
         trace = current_trace()
         if trace is NO_TRACE:
             return ()

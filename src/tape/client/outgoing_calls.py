@@ -31,8 +31,9 @@ from tape.proto.call_frames import (
 Metadata = tuple[tuple[str, str], ...]
 
 # While calls wait, a ping goes this many seconds after the last byte, and the connection is lost if nothing arrives for
-# as many as the second says. gRPC has the same (`OPTIONS` of the channel).
-PING_S, PONG_S = 6.0, 3.0
+# as many as the second says. gRPC has the same (`OPTIONS` of the channel). After an event loop was blocked, timers may
+# run before what has arrived is read: the third is the time for that.
+PING_S, PONG_S, READ_S = 6.0, 3.0, 0.1
 # Bytes that the answer to the upgrade may have.
 MAX_HEAD_BYTES = 16 << 10
 # A larger request goes by gRPC, so that it does not hold up the calls behind it.
@@ -207,7 +208,7 @@ class OutgoingCalls(asyncio.Protocol):
             return b""
         self._head = None
         status = head.partition(b"\r\n")[0].decode("latin-1")
-        if status.startswith("HTTP/1.1 101 "):
+        if status.startswith("HTTP/1.1 101 ") and f"upgrade: {PROTOCOL}".encode() in head.lower():
             if not self.upgraded.done():
                 self.upgraded.set_result(None)
             return rest
@@ -259,12 +260,14 @@ class OutgoingCalls(asyncio.Protocol):
         self._transport.write(_PING)
         self._ping = self._loop.call_later(PONG_S, self._check_pong, self._received_at)
 
-    def _check_pong(self, received_at: float) -> None:
+    def _check_pong(self, received_at: float, is_last: bool = False) -> None:
         self._ping = None
-        if self._received_at == received_at:
+        if self._received_at != received_at:
+            self._check_alive()
+        elif is_last:
             self.close()
         else:
-            self._check_alive()
+            self._ping = self._loop.call_later(READ_S, self._check_pong, received_at, True)
 
 
 async def open_connection(

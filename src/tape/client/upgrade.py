@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable
+from contextvars import Context
 from typing import Literal, cast
 
 from tape.base.retry import UNLIMITED, Backoff, RetryPolicy
@@ -73,7 +74,8 @@ class Upgrade:
             return
         self._calls += 1
         if self._calls >= FIRST_CALLS and asyncio.get_running_loop().time() >= self._next_at:
-            self._opening = asyncio.create_task(self._open())
+            # In no context: it belongs to no span and no task of the caller.
+            self._opening = asyncio.create_task(self._open(), context=Context())
 
     async def close(self) -> None:
         """Disconnect."""

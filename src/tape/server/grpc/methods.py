@@ -61,6 +61,8 @@ class Context(Protocol):
 class OrderedContext(ABC):
     """A call of a connection that keeps appends in order: each is prepared after the one that was sent before it."""
 
+    __slots__ = ()
+
     @abstractmethod
     def end_turn(self) -> None:
         """Let the next append be prepared."""

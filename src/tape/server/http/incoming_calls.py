@@ -37,6 +37,8 @@ MAX_CALLS_IN_PROGRESS = 1_024
 MESSAGE_BYTES = 1 << 20
 # Characters of all metadata of a call, as gRPC has it (`MAX_METADATA_BYTES` of the server).
 MAX_METADATA_CHARACTERS = 64 << 10
+# Seconds between signs of life on a connection that is not read: its pings would have no answer.
+SIGN_S = 3.0
 # Seconds that a stopping server waits for clients to close connections without calls.
 CLOSING_S = 1.0
 # The event loop does not accept timers of more than 24 days on every platform.
@@ -45,8 +47,7 @@ MAX_TIMER_S = 20 * 86_400.0
 _PONG = encode(ServerMessage())
 _STREAMS = frozenset(method.name for method in METHODS if method.client_streaming or method.server_streaming)
 _EXPIRED = RpcFailure("DEADLINE_EXCEEDED", "Deadline Exceeded")
-_CANCELLED = RpcFailure("CANCELLED", "Locally cancelled by application!")
-
+_CANCELLED = RpcFailure("CANCELLED", "the client has cancelled the call.")
 _TOO_MUCH_METADATA = RpcFailure(
     "RESOURCE_EXHAUSTED", f"the metadata has more than {MAX_METADATA_CHARACTERS} characters."
 )
@@ -123,6 +124,7 @@ class IncomingCalls(UpgradedProtocol):
         self._is_write_paused = False
         self._received_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._sign: asyncio.TimerHandle | None = None
 
     # ── the transport ────────────────────────────────────────────────────────────────────────────
 
@@ -147,6 +149,8 @@ class IncomingCalls(UpgradedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_lost = True
         self._set_timer(None)
+        if self._sign is not None:
+            self._sign.cancel()
         for task in self._calls.values():
             task.cancel()
         self._count(self, False)
@@ -179,12 +183,14 @@ class IncomingCalls(UpgradedProtocol):
         if self._is_full is not self._is_read_paused and not self.transport.is_closing():
             self._is_read_paused = not self._is_read_paused
             (self.transport.pause_reading if self._is_read_paused else self.transport.resume_reading)()
+            if self._is_read_paused and self._sign is None:
+                self._sign = self._loop.call_later(SIGN_S, self._show_life)
         if self._timer is None and not self._reader.is_empty:
             self._set_timer(self._loop.call_later(self._limits.message_s, self._end_slow))
 
     def _accept(self, message: ClientMessage) -> None:
         if message.token is not None:
-            self._identity = (("authorization", f"Bearer {message.token}"),)
+            self._identity = (("authorization", f"Bearer {message.token}"),) if message.token else ()
         for call in message.calls:
             self._begin(call)
         for each in message.cancelled:
@@ -246,7 +252,8 @@ class IncomingCalls(UpgradedProtocol):
             return
         if not self._is_admitted and current_principal() is not SYSTEM:
             self._is_admitted = True
-            self._set_timer(None)
+            if not self._is_stopping:
+                self._set_timer(None)
         self._reply(reply)
         if self._is_read_paused:
             self._read()
@@ -264,6 +271,13 @@ class IncomingCalls(UpgradedProtocol):
         if self._is_lost:
             return
         self.transport.write(encode_parts(replies, ServerMessage, MESSAGE_BYTES))
+
+    def _show_life(self) -> None:
+        self._sign = None
+        if self._is_read_paused:
+            self._sign = self._loop.call_later(SIGN_S, self._show_life)
+            if not self._is_write_paused:
+                self.transport.write(_PONG)
 
     # ── the end ──────────────────────────────────────────────────────────────────────────────────
 
