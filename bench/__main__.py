@@ -40,6 +40,7 @@ QUESTIONS = (
     "verify",
     "pipeline",
     "scale",
+    "growth",
     "routing",
     "subscriptions",
     "messages",
