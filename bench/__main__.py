@@ -41,6 +41,7 @@ QUESTIONS = (
     "verify",
     "pipeline",
     "scale",
+    "growth",
     "routing",
     "subscriptions",
     "messages",

@@ -11,11 +11,12 @@ import time
 
 import msgspec
 
+from tape.journal.key_index import index_entries
 from tape.model.chain import GENESIS, TEXTS, canonical, link
 from tape.model.checksum import checksum
 from tape.model.entry import COLUMNS, Entry
-from tape.store import Database
-from tape.store.connection import DatabaseConnection
+from tape.store import Database, Transaction
+from tape.store.connection import DatabaseConnection, Dialect
 
 NAMESPACE = "bench"
 APP = "treasury"
@@ -27,17 +28,17 @@ NUMBERS = (
     "WITH RECURSIVE n(i) AS (SELECT CAST(? AS BIGINT) UNION ALL SELECT i + 1 FROM n WHERE i + 1 < CAST(? AS BIGINT))"
 )
 _RUN_ID = {
-    "sqlite": "printf('%08x-0000-4000-8000-%012d', i * {step}, i)",
-    "postgres": "lpad(to_hex(i * {step}), 8, '0') || '-0000-4000-8000-' || lpad(CAST(i AS TEXT), 12, '0')",
+    "sqlite": "printf('%08x-0000-4000-8000-%012d', (i - {first}) * {step}, i)",
+    "postgres": "lpad(to_hex((i - {first}) * {step}), 8, '0') || '-0000-4000-8000-' || lpad(CAST(i AS TEXT), 12, '0')",
 }
 _USER = f"'user-' || CAST({FIRST_NUMBER} + i / 100 AS TEXT)"
 _SESSION = f"'session-' || CAST({FIRST_NUMBER} + i / 10 AS TEXT)"
 _STATUS = "CASE WHEN i / 10 * 10 = i THEN 2 ELSE 4 END"
 
 
-def run_id(number: int, rows: int) -> str:
-    """The id of a filled run; every tenth is running."""
-    return f"{number * _step(rows):08x}-0000-4000-8000-{number:012d}"
+def run_id(number: int, rows: int, first: int = 0) -> str:
+    """The id of a filled run; every tenth is running. The `rows` from `first` on are spread over the range of ids."""
+    return f"{(number - first) * _step(rows):08x}-0000-4000-8000-{number:012d}"
 
 
 def session_ids(number: int) -> dict[str, str]:
@@ -59,20 +60,29 @@ def fill(database: Database, rows: int) -> None:
     database.migrate()
     connection = database.connect()
     began_ms = time.time_ns() // 1_000_000 - rows
+    columns = table_columns(connection.dialect, rows, began_ms)
     chain = GENESIS
     try:
         for start in range(0, rows, CHUNK):
+            end = min(start + CHUNK, rows)
             connection.begin()
-            _fill_chunk(connection, start, min(start + CHUNK, rows), _step(rows), began_ms)
-            chain = _seal(connection, start + 1, min(start + CHUNK, rows), chain)
+            insert_rows(connection, columns, start, end)
+            connection.execute("UPDATE tape_head SET global_seq = ?, ts_ms = ? WHERE id = 1", end, began_ms + end)
+            chain = _seal(connection, start + 1, end, chain)
+            if connection.dialect == "sqlite":
+                index_entries(Transaction(connection), start)
             connection.commit()
-        # What a database that has grown this far has long done by itself.
-        if connection.dialect == "postgres":
-            connection.run_script("ANALYZE; CHECKPOINT")
-        else:
-            connection.run_script("PRAGMA wal_checkpoint(TRUNCATE)")
+        settle(connection)
     finally:
         connection.close()
+
+
+def settle(connection: DatabaseConnection) -> None:
+    """Do what a database that has grown this far has long done by itself."""
+    if connection.dialect == "postgres":
+        connection.run_script("ANALYZE; CHECKPOINT")
+    else:
+        connection.run_script("PRAGMA wal_checkpoint(TRUNCATE)")
     os.sync()  # gigabytes on their way to the disk would stand in front of every commit that is measured
 
 
@@ -101,14 +111,20 @@ def _step(rows: int) -> int:
     return (1 << 32) // rows
 
 
-def _fill_chunk(connection: DatabaseConnection, start: int, end: int, step: int, began_ms: int) -> None:
-    run = _RUN_ID[connection.dialect].format(step=step)
+def table_columns(
+    dialect: Dialect, rows: int, began_ms: int, *, first: int = 0, seq: int = 1
+) -> dict[str, dict[str, str]]:
+    """The columns of each table as expressions of a row's number `i`, for `rows` numbers from `first` on.
+
+    A run has `seq` entries; that the journal has them is for the caller to see to, unless it is one.
+    """
+    run = _RUN_ID[dialect].format(first=first, step=_step(rows))
     subject = f"'/tape/run/running/{APP}/' || {_USER} || '/' || {_SESSION} || '/' || {run}"
     payload = f"""'{{"run_id":"' || {run} || '","app":"{APP}","user":"' || {_USER} || '","status":"running"}}'"""
     when = f"{began_ms} + i"
-    columns = {
+    return {
         # Heads before runs: the trigger that updates a run's last sequence number then finds no run.
-        "tape_run_heads": {"run_id": run, "tenant": "''", "seq": "1"},
+        "tape_run_heads": {"run_id": run, "tenant": "''", "seq": f"{seq}"},
         "tape_runs": {
             "run_id": run,
             "app_name": f"'{APP}'",
@@ -116,7 +132,7 @@ def _fill_chunk(connection: DatabaseConnection, start: int, end: int, step: int,
             "session_id": _SESSION,
             "invocation_id": "'call-' || CAST(i - i / 10 * 10 AS TEXT)",
             "status": _STATUS,
-            "seq_cursor": "1",
+            "seq_cursor": f"{seq}",
             "started_at_ms": when,
             "ended_at_ms": f"CASE WHEN i / 10 * 10 = i THEN 0 ELSE {when} END",
         },
@@ -149,6 +165,10 @@ def _fill_chunk(connection: DatabaseConnection, start: int, end: int, step: int,
             "chain": "?",
         },
     }
+
+
+def insert_rows(connection: DatabaseConnection, columns: dict[str, dict[str, str]], start: int, end: int) -> None:
+    """Put the rows of these numbers into the tables."""
     for table, expressions in columns.items():
         chain = [bytes(32)] if "chain" in expressions else []
         names, texts = ", ".join(expressions), ", ".join(expressions.values())
@@ -158,4 +178,3 @@ def _fill_chunk(connection: DatabaseConnection, start: int, end: int, step: int,
             end,
             *chain,
         )
-    connection.execute("UPDATE tape_head SET global_seq = ?, ts_ms = ? WHERE id = 1", end, began_ms + end)

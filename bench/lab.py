@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import uvloop
 
@@ -68,12 +70,34 @@ class Lab:
         self._stores += 1
         if kind == "sqlite":
             return f"sqlite:{self.fresh_folder() / 'tape.db'}"
+        name = f"bench_{self._stores}"
+        self._administer(f"CREATE DATABASE {name}")
+        return self.postgres_url(name)
+
+    def copy_store(self, store: str) -> str:
+        """The URL of a copy of a store that no process has open."""
+        if store.startswith("sqlite:"):
+            path = _path(store)
+            folder = shutil.copytree(path.parent, self.fresh_folder(), dirs_exist_ok=True)
+            os.sync()  # commits that are measured would wait for it
+            return f"sqlite:{folder / path.name}"
+        self._stores += 1
+        name = f"bench_{self._stores}"
+        self._administer(f"CREATE DATABASE {name} TEMPLATE {_database(store)} STRATEGY file_copy")
+        return self.postgres_url(name)
+
+    def remove_store(self, store: str) -> None:
+        """Remove a store of this lab that no process has open, to have its space back."""
+        if store.startswith("sqlite:"):
+            shutil.rmtree(_path(store).parent)
+        else:
+            self._administer(f"DROP DATABASE {_database(store)} WITH (FORCE)")
+
+    def _administer(self, statement: str) -> None:
         import psycopg
 
-        name = f"bench_{self._stores}"
         with psycopg.connect(self.postgres_url(), autocommit=True) as admin:
-            admin.execute(f"CREATE DATABASE {name}")
-        return self.postgres_url(name)
+            admin.execute(statement)
 
     def postgres_url(self, database: str = "postgres") -> str:
         """The address of a database on this lab's own PostgreSQL, which is started when first asked for."""
@@ -94,6 +118,14 @@ class Lab:
             self.run(_fill(store, entries))
             self._filled[kind, entries] = store
         return self._filled[kind, entries]
+
+
+def _path(store: str) -> Path:
+    return Path(store.removeprefix("sqlite:"))
+
+
+def _database(store: str) -> str:
+    return urlsplit(store).path.removeprefix("/")
 
 
 async def _fill(store: str, entries: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any
 
 from bench.fill import NAMESPACE, fill, run_id, session_ids, value_key
@@ -151,9 +152,6 @@ async def _call(
 ) -> Measured:
     async with AsyncTapeClient(server.url, transport=transport) as client:
 
-        async def begin_run(number: int) -> object:
-            return await client.begin_run(**session_ids(spread(number, rows)), invocation_id=f"new-{number}")
-
         async def effect(number: int) -> object:
             run = running(number, rows)
             begun = await client.begin_effect(
@@ -163,13 +161,20 @@ async def _call(
                 run_id=run, idempotency_key=begun.idempotency_key, status=CONFIRMED, response_json="{}"
             )
 
-        async def write_value(number: int) -> object:
-            key = value_key(spread(number, rows))
-            return await client.write_value(namespace=NAMESPACE, key=key, value_json=f"{number}")
-
         numbers = itertools.count(1)
-        calls = (begin_run, effect, write_value)
+        calls = (partial(begin_run, client, rows), effect, partial(write_value, client, rows))
         return _middle([await _measure(server, calls, numbers, warm_up, bounds) for _ in range(rounds)])
+
+
+async def begin_run(client: AsyncTapeClient, rows: int, number: int) -> object:
+    """Begin a new run of a filled session."""
+    return await client.begin_run(**session_ids(spread(number, rows)), invocation_id=f"new-{number}")
+
+
+async def write_value(client: AsyncTapeClient, rows: int, number: int) -> object:
+    """Write a filled value."""
+    key = value_key(spread(number, rows))
+    return await client.write_value(namespace=NAMESPACE, key=key, value_json=f"{number}")
 
 
 async def _measure(

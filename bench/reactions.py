@@ -221,7 +221,9 @@ async def _measure(url: str, jobs: int, probes: int, fields: dict[str, int]) -> 
         if probes:
             whole = asyncio.create_task(_drain(client, "whole", jobs, register={"backfill": True, **fields}))
             figures["whole"] = await whole
-            waits = sorted(await _probe(client, probes, fields))
+            await client.deregister_reaction("drained")
+            await client.deregister_reaction("whole")
+            waits = sorted(await probe_handler(client, probes, **fields))
             figures |= {"p50_ms": percentile(waits, 0.5), "p99_ms": percentile(waits, 0.99)}
         return figures
 
@@ -263,10 +265,8 @@ async def _drain(client: AsyncTapeClient, reaction_id: str, jobs: int, register:
     return jobs / (time.perf_counter() - began)
 
 
-async def _probe(client: AsyncTapeClient, probes: int, fields: dict[str, int]) -> list[float]:
-    """Milliseconds from the call that appends to the handler that is given the task."""
-    await client.deregister_reaction("drained")
-    await client.deregister_reaction("whole")
+async def probe_handler(client: AsyncTapeClient, probes: int, **fields: int) -> list[float]:
+    """Milliseconds from the call that appends to the handler that is given the task, of a reaction `probed`."""
     await _register(client, "probed", **fields)
     reports: asyncio.Queue[pb.DispatchRequest] = asyncio.Queue()
 

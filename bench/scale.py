@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench.drawing import Line, draw_lines
-from bench.lab import draft
+from bench.growing import GrowingJournal
 from bench.options import Options
 from bench.table import Table, count, ratio
 
@@ -25,7 +25,6 @@ ENTRIES, QUICK_ENTRIES = 400_000, 4_000
 SIZES, QUICK_SIZES = (1_000_000, 2_000_000, 4_000_000, 8_000_000), (2_000, 4_000)
 PER_S, QUICK_PER_S = 5_000, 500
 SECONDS, QUICK_SECONDS = 120, 3
-CHUNK = 10_000
 PLOT = Path("docs/growth.svg")
 # A predicate that no database can decide and that costs some microseconds.
 WHERE = (
@@ -44,7 +43,7 @@ def _cores(options: Options) -> Table:
     from tape.pipeline.jobs.backtest import backtest, unregistered_reaction
 
     entries = options.scaled(ENTRIES, QUICK_ENTRIES)
-    store = _Growing(options.lab.fresh_store("sqlite")).grown_to(entries)
+    store = GrowingJournal(options.lab.fresh_store("sqlite")).grow_to(entries)
     seconds = {}
     for cores in (1, 2):
         options.report(f"{TITLE}: a backtest on {cores} cores")
@@ -63,14 +62,14 @@ def _cores(options: Options) -> Table:
 def _growth(options: Options) -> Table:
     """Reading, backtest and archive as the journal grows."""
     sizes = options.scaled(SIZES, QUICK_SIZES)
-    journal = _Growing(options.lab.fresh_store("sqlite"))
+    journal = GrowingJournal(options.lab.fresh_store("sqlite"))
     rows, figures = [], []
     with _session(2) as spark:
-        for work in _jobs(spark, journal.grown_to(sizes[0] // 10)).values():
+        for work in _jobs(spark, journal.grow_to(sizes[0] // 10)).values():
             work()  # the first ones start Python
         for size in sizes:
             options.report(f"{TITLE}: {size:,} entries")
-            store = journal.grown_to(size)
+            store = journal.grow_to(size)
             took = {name: _timed(work) for name, work in _jobs(spark, store).items()}
             figures.append(took)
             rows.append([f"{size:,}", *(f"{one:.1f} s ({count(size / one)}/s)" for one in took.values())])
@@ -130,8 +129,8 @@ def _followed(store: str, job: Callable[[str, Any], object], per_s: int, seconds
     """Append at a rate while a job follows; percentiles of how late entries were handled, and how many there were."""
     from tape.pipeline.job_context import JobContext
 
-    journal = _Growing(store)
-    journal.grown_to(per_s)
+    journal = GrowingJournal(store)
+    journal.grow_to(per_s)
     appended: list[tuple[int, float]] = []
     handled: list[tuple[int, float]] = []
 
@@ -146,7 +145,7 @@ def _followed(store: str, job: Callable[[str, Any], object], per_s: int, seconds
         time.sleep(0.05)
     began, first = time.monotonic(), journal.entries
     while (elapsed := time.monotonic() - began) < seconds:
-        journal.grown_to(first + int(per_s * elapsed), chunk=per_s)
+        journal.grow_to(first + int(per_s * elapsed), chunk=per_s)
         appended.append((journal.entries, time.monotonic()))
         time.sleep(0.05)
     sent = journal.entries - first
@@ -160,30 +159,6 @@ def _followed(store: str, job: Callable[[str, Any], object], per_s: int, seconds
         if handled[-1][0] >= number
     )
     return [statistics.median(late), late[int(len(late) * 0.99)], late[-1]], sent
-
-
-class _Growing:
-    """A journal that grows to the size that is asked for."""
-
-    def __init__(self, store: str) -> None:
-        from tape.store import open_database
-
-        self.store = store
-        self.entries = 0
-        open_database(store).migrate()
-
-    def grown_to(self, entries: int, chunk: int = CHUNK) -> str:
-        """The journal's store, with so many entries."""
-        from tape.journal.appender import append
-        from tape.model.entry import checked
-        from tape.pipeline.batch_writer import transact
-
-        while self.entries < entries:
-            upper = min(self.entries + chunk, entries)
-            drafts = [checked(draft(number)) for number in range(self.entries, upper)]
-            transact(self.store, lambda tx: append(tx, drafts))  # noqa: B023  (it runs at once)
-            self.entries = upper
-        return self.store
 
 
 class _session:  # noqa: N801  (used as a function)

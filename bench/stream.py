@@ -137,7 +137,11 @@ def _tape_contender(server: TapeServer) -> Contender:
 
             yield [publish] * callers
 
-    return Contender(int(server.http_url.rpartition(":")[2]), TAPE_PATH, publishing)
+    return Contender(_port(server), TAPE_PATH, publishing)
+
+
+def _port(server: TapeServer) -> int:
+    return int(server.http_url.rpartition(":")[2])
 
 
 @contextlib.contextmanager
@@ -231,12 +235,17 @@ def _replay(lab: Lab, events: int) -> float:
     with TapeServer(store) as server:
         while server.counters()["tape_commits_total"] < events // 20_000:  # until what is new was counted
             time.sleep(0.2)
-        began = time.monotonic_ns()
-        with reading(lab, int(server.http_url.rpartition(":")[2]), "/v1/events?resume_seq=0", 1, events) as reader:
-            received = reader.received()
-        if received.events != events:
-            raise RuntimeError(f"{received.events} of {events} events were replayed")
-        return events / ((received.last_ns - began) / 1e9)
+        return replay_events(lab, server, events)
+
+
+def replay_events(lab: Lab, server: TapeServer, events: int, after: int = 0) -> float:
+    """Events a second from a cursor to one reader; each has a `sent_ns`, by which the reader counts."""
+    began = time.monotonic_ns()
+    with reading(lab, _port(server), f"/v1/events?resume_seq={after}", 1, events) as reader:
+        received = reader.received()
+    if received.events < events:
+        raise RuntimeError(f"{received.events} of {events} events were replayed")
+    return received.events / ((received.last_ns - began) / 1e9)
 
 
 async def _fill(store: str, events: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -38,6 +39,7 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
         "ingress",
         "verify",
         "damage",
+        "growth",
         "routing",
         "pools",
         "weight",
@@ -78,6 +80,9 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
         "SessionTape.load",
         "NATS JetStream, 64 runs at once",
         "well under 60 s",
+        "Growth: SQLite, as the journal grows",
+        "Lookup and reaction, p50: 8 rare entries, ms",
+        "Latency by the number of callers, p50: BeginRun, ms",
         "bare SQLite",
         "proof of a bearer token",
         "SQLite: POST /ingress, HMAC and directives",
@@ -98,6 +103,17 @@ def test_the_markdown_names_the_machine_first(questions_without_peers: tuple[str
     for fact in ("- CPU: ", "- memory: ", "- disk: ", "- kernel: ", "- Python: ", "- SQLite: ", "- date: "):
         assert fact in machine
     assert tables
+
+
+def test_growth_writes_a_page_of_plots_that_needs_no_other_file(questions_without_peers: tuple[str, str]) -> None:
+    printed, _ = questions_without_peers
+    path = "build/quick/growth.html"
+    assert f"plots: {path}" in printed
+    page = (ROOT / path).read_text()
+    plots = [svg.read_text() for svg in (ROOT / path).parent.glob("growth-sqlite-*.svg")]
+    assert len(plots) == 10
+    assert all(svg in page for svg in plots)
+    assert not re.search(r"(src|href|url)\b *[=(]", page)
 
 
 def test_an_unknown_question_is_answered_with_the_known_ones() -> None:
