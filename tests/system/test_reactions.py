@@ -7,12 +7,16 @@ import contextlib
 import random
 import re
 import urllib.request
+from collections import Counter
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 
 from tape.client import AsyncTapeClient
 from tape.errors import ServerUnreachable, TapeError
+from tape.reactions import Envelope
+from tape.reactions import dispatcher as reactions
 from tape.store import open_database
 from tests.engine.reactions.helpers import AGENT, DONE, Dispatcher, matched, register, tasks, until
 from tests.forked import Forked
@@ -110,6 +114,62 @@ async def until_matched(client: AsyncTapeClient) -> None:
         return False
 
     await until(is_over, "everything to be matched", 240)
+
+
+@pytest.mark.timeout(300)
+async def test_a_server_killed_between_an_event_and_its_handler_loses_and_repeats_no_task(store_url: str) -> None:
+    """One event at a time, so that it is matched and claimed in the transaction that appends it."""
+    moments = random.Random(20_261_118)
+    handled: Counter[int] = Counter()
+
+    async def handle(envelope: Envelope) -> None:
+        handled[envelope.global_seq] += 1
+
+    async def append() -> None:
+        nonlocal acknowledged
+        while not is_over.is_set():
+            await client.append("/tape/order/paid/1", run_id="run")
+            acknowledged += 1
+            await asyncio.sleep(moments.choice([0, 0.002, 0.01]))
+
+    server = ServerProcess(store_url)
+    server.start()
+    listen = server.url.removeprefix("tape://")
+    acknowledged = 0
+    is_over = asyncio.Event()
+    async with AsyncTapeClient(server.url) as client:
+        await register(client)
+        # Tasks that were claimed and not delivered come again when this lease expires.
+        dispatcher = reactions.Dispatcher(client, owner="w", lease_ms=1_000)
+        dispatcher.add("r", handle, max_concurrency=1_000)
+        running = asyncio.create_task(dispatcher.run())
+        load = asyncio.create_task(append())
+        for _ in range(KILLS // 2):
+            goal = acknowledged + moments.randint(1, 40)
+            await until_true(lambda goal=goal: acknowledged >= goal)  # type: ignore[misc]
+            await asyncio.sleep(moments.random() * 0.01)
+            server.kill()
+            await asyncio.to_thread(server.start, listen)
+        is_over.set()
+        await load
+        await until_matched(client)
+        entries = range(1, (await client.head()).global_seq + 1)
+        await until_true(lambda: len(handled) == len(entries) and not dispatcher.consumers["r"].in_flight)
+        dispatcher.stop()
+        await running
+        done = await tasks(client)
+        assert [task.source_global_seq for task in done] == list(entries)
+        assert {task.status for task in done} == {DONE}
+        assert all(handled[task.source_global_seq] <= task.attempts for task in done)
+        assert len(entries) == acknowledged
+    server.kill()
+
+
+async def until_true(condition: Callable[[], bool]) -> None:
+    async def holds() -> bool:
+        return condition()
+
+    await until(holds, "the condition")
 
 
 @pytest.mark.timeout(300)
