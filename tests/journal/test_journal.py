@@ -24,6 +24,7 @@ from tape.journal.reader import (
     ExactCursor,
     RunCursor,
     Selection,
+    Slice,
     SubjectCursor,
     checked_cursor,
     has_run,
@@ -33,8 +34,9 @@ from tape.journal.reader import (
 from tape.journal.retention import prune
 from tape.model.chain import GENESIS, canonical, link
 from tape.model.entry import Draft, Entry
+from tape.model.grants import compile_grants
 from tape.model.pattern import Pattern
-from tape.store import Transaction, WriterLimits, open_database
+from tape.store import Reader, Transaction, WriterLimits, open_database
 from tests.store.test_database import keep_busy, until_queue_is
 
 
@@ -251,6 +253,47 @@ async def test_reading_by_pattern_equals_matching_each_entry(
     assert await all_entries(journal, pattern, kind="order") == [
         e for e in everything if Pattern(pattern).matches(e.subject) and e.kind == "order"
     ]
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        Selection(Pattern("")),
+        Selection(Pattern("/tape/order/*/7")),
+        Selection(Pattern("/tape/order/**"), run_id="r7"),
+        Selection(Pattern(""), kind="invoice"),
+        Selection(Pattern(""), tenants=("acme", "globex")),
+        Selection(Pattern("/tape/**"), tenants=()),
+        Selection(Pattern(""), grants=compile_grants(("/tape/*/paid/**", "/tape/invoice/created/7"))),
+        Selection(Pattern("/tape/order/**"), "r7", "order", ("",), compile_grants(("/tape/*/created/**",))),
+    ],
+)
+async def test_a_selection_filters_as_it_matches_each_entry(journal: Journal, selection: Selection) -> None:
+    await fill(journal)
+    await journal.append([draft(tenant=tenant) for tenant in ("acme", "globex", "other")])
+    everything = await all_entries(journal)
+    assert selection.filter(everything) == [entry for entry in everything if selection.matches(entry)]
+
+
+async def test_a_pattern_of_many_entries_is_counted_once(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "WINDOW", 5)
+    monkeypatch.setattr(reader, "SPARSE", 10)
+    monkeypatch.setattr(reader, "FIRST_LIMIT", 4)
+    await fill(journal)
+    cursor = open_cursor(Selection(Pattern("/tape/order/**")))
+    queries: list[str] = []
+
+    def read(connection: Reader) -> Slice:
+        query = connection.query
+        with monkeypatch.context() as patched:
+            patched.setattr(connection, "query", lambda sql, *params: queries.append(sql) or query(sql, *params))
+            return cursor.read(connection, position)
+
+    position = found = 0
+    while found < 60:
+        piece = await journal.database.read(read)
+        position, found = piece.position, found + len(piece.entries)
+    assert sum("count(*)" in sql for sql in queries) == 1
 
 
 async def test_a_run_is_read_from_a_seq(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:

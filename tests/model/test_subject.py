@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tape.errors import InvalidPattern, InvalidSubject
 from tape.model import subject
-from tape.model.pattern import Pattern, PatternSet
+from tape.model.pattern import Pattern, PatternSet, split
 
 keys = st.text(max_size=20)
 awkward_keys = st.one_of(
@@ -99,6 +101,12 @@ def test_a_subject_has_one_spelling() -> None:
         # A client that encodes more than it must still matches.
         ("/tape/value/changed/ns/user%3A42", "/tape/value/changed/ns/user:42", True),
         ("/tape/value/changed/ns/%C3%A9", "/tape/value/changed/ns/é", True),
+        # A segment that only begins like one of the pattern is another segment.
+        ("/tape/order/**", "/tape/order-line/created", False),
+        ("/tape/order/**", "/tape/orders", False),
+        # The key `_` and the empty key are spelt differently.
+        ("/tape/value/changed/_/**", "/tape/value/changed/_/fx", True),
+        ("/tape/value/changed/_/**", "/tape/value/changed/%5F/fx", True),
         # A key that is itself a star is not a wildcard.
         ("/tape/value/changed/ns/%2A", "/tape/value/changed/ns/%2A", True),
         ("/tape/value/changed/ns/%2A", "/tape/value/changed/ns/x", False),
@@ -108,6 +116,18 @@ def test_a_subject_has_one_spelling() -> None:
 def test_patterns_match_as_the_contract_says(pattern: str, text: str, fits: bool) -> None:
     assert Pattern(pattern).matches(text) is fits
     assert list(PatternSet([(Pattern(pattern), "hit")]).matching(text)) == (["hit"] if fits else [])
+
+
+@given(
+    st.lists(st.sampled_from(("order", "created", "_", "a b", "*")), max_size=3),
+    st.booleans(),
+    st.lists(st.sampled_from(("order", "orders", "created", "", "_", "a b")), max_size=4),
+)
+def test_a_pattern_compares_segments_however_it_is_compared(wanted: list[str], is_open: bool, keys: list[str]) -> None:
+    encoded = [key if key == "*" else quote(key) for key in wanted]
+    pattern = Pattern("/".join(("/tape", *encoded, *(["**"] if is_open or not encoded else []))))
+    text = "/".join(("/tape", *map(subject.encode, keys)))
+    assert pattern.matches(text) == pattern.matches_segments(split(text))
 
 
 @pytest.mark.parametrize(

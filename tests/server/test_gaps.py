@@ -24,7 +24,7 @@ from tape.model.entry import Draft, Entry
 from tape.model.gap import JournalGap
 from tape.model.pattern import Pattern
 from tape.proto import tape_pb2 as pb
-from tape.server.grpc.frames import Frames
+from tape.server.grpc.frames import Frames, encode_batches
 from tape.server.grpc.waiting_gaps import WaitingGaps
 from tape.server.server import Server
 from tape.sinks import FnSink
@@ -427,9 +427,11 @@ def test_a_gap_is_in_the_message_whose_cursor_is_behind_it() -> None:
         payload = '"' + "x" * 600_000 + '"'
         return Entry(number, "r", number, "order", "/tape/order/a", payload, 1, "", "", "", 1, "", "", "", b"")
 
-    gaps = [JournalGap(2, 3, "damaged", "d" * 1_000), JournalGap(6, 6, "missing")]
-    frames = Frames().batches([entry(1), entry(4), entry(5)], 9, 9, gaps)
-    found = [pb.EntryBatch.FromString(frame) for frame in frames]
+    gaps = (JournalGap(2, 3, "damaged", "d" * 1_000), JournalGap(6, 6, "missing"))
+    batch = Batch([entry(1), entry(4), entry(5)], 9, gaps)
+    messages = encode_batches(batch, 1_024, 9)
+    assert messages == list(Frames().batches(batch, 1_024, 9))
+    found = [pb.EntryBatch.FromString(message) for message in messages]
     assert [([e.global_seq for e in batch.entries], batch.position, ranges(batch.gaps)) for batch in found] == [
         ([1], 1, []),
         ([4], 4, [("damaged", 2, 3)]),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
@@ -30,7 +30,7 @@ SPARSE = 5_000
 # A run that is read for more tenants than this is scanned for, because each tenant costs a lookup.
 MAX_RUN_TENANTS = 64
 FIRST_LIMIT = 128
-MAX_LIMIT = 2_048
+MAX_LIMIT = 1_024
 TARGET_BYTES = 2 << 20
 
 
@@ -53,22 +53,28 @@ class Selection(msgspec.Struct, frozen=True):
             and self.pattern.matches(entry.subject)
         )
 
+    def filter(self, entries: list[Entry]) -> list[Entry]:
+        """The entries that are wanted; cheaper than `matches` for each of them."""
+        if self.run_id:
+            entries = [entry for entry in entries if entry.run_id == self.run_id]
+        if self.kind:
+            entries = [entry for entry in entries if entry.kind == self.kind]
+        if (tenants := self.tenants) is not None:
+            entries = [entry for entry in entries if entry.tenant in tenants]
+        if not self.pattern.matches_everything:
+            fits = self.pattern.matches
+            entries = [entry for entry in entries if fits(entry.subject)]
+        if self.grants is not None:
+            is_granted = self.grants.matches
+            entries = [entry for entry in entries if is_granted(entry.subject)]
+        return entries
+
     def matches_beyond_pattern(self, entry: Entry) -> bool:
         """Whether the entry has the kind and the tenant and is granted: what is left once its subject matches."""
         return (
             (not self.kind or entry.kind == self.kind)
             and (self.tenants is None or entry.tenant in self.tenants)
             and (self.grants is None or self.grants.matches(entry.subject))
-        )
-
-    @property
-    def is_everything(self) -> bool:
-        """Whether no entry of any run is left out."""
-        return (
-            self.pattern.matches_everything
-            and not (self.run_id or self.kind)
-            and self.tenants is None
-            and self.grants is None
         )
 
 
@@ -95,10 +101,10 @@ class Slice(msgspec.Struct, frozen=True):
     gaps: tuple[JournalGap, ...] = ()
 
 
-def to_slice(head: Head, found: Found, matches: Callable[[Entry], bool] | None = None) -> Slice:
+def to_slice(head: Head, found: Found, selection: Selection = EVERYTHING) -> Slice:
     """What a cursor gives of what was read: the entries that match, and all gaps."""
-    entries = found.entries if matches is None else [entry for entry in found.entries if matches(entry)]
-    return Slice(entries, found.position, head.global_seq, join_gaps(found.gaps) if found.gaps else ())
+    gaps = join_gaps(found.gaps) if found.gaps else ()
+    return Slice(selection.filter(found.entries), found.position, head.global_seq, gaps)
 
 
 class Cursor(Protocol):
@@ -134,9 +140,9 @@ class SubjectCursor:
     def __init__(self, selection: Selection) -> None:
         self._selection = selection
         self._pattern = selection.pattern
-        self._is_everything = selection.is_everything
         look_up = look_up_subject if selection.pattern.is_literal else look_up_subjects_below
         self._lookup = look_up(selection.pattern.prefix)
+        self._is_dense = False
         self._limit = BatchLimit()
 
     def read(self, reader: Reader, after: int) -> Slice:
@@ -154,17 +160,19 @@ class SubjectCursor:
         else:
             found = read_range(reader, head, self._scan(reader), after, min(head.global_seq, after + WINDOW), limit)
         self._limit.adapt(found.entries)
-        return to_slice(head, found, None if self._is_everything else self._selection.matches)
+        return to_slice(head, found, self._selection)
 
     def _is_sparse(self, reader: Reader) -> bool:
         if self._pattern.is_literal:
             return True
-        if reader.damage.avoids_indexes:
+        # A pattern that many subjects fit is not counted again for each read.
+        if self._is_dense or reader.damage.avoids_indexes:
             return False
         try:
-            return self._lookup.count(reader, SPARSE + 1) <= SPARSE
+            self._is_dense = self._lookup.count(reader, SPARSE + 1) > SPARSE
         except StoreDamaged:  # the index is
             return False
+        return not self._is_dense
 
     def _scan(self, reader: Reader) -> Fetch:
         # The concatenation keeps PostgreSQL from the subject's index: the window is short already.
@@ -234,7 +242,8 @@ class RunCursor:
             found = self._holes.complete(reader, head, last_seqs, tenants, after, found)
         self._next_seqs |= {entry.tenant: entry.seq + 1 for entry in found.entries}
         self._limit.adapt(found.entries)
-        return to_slice(head, found, self._matches)
+        found = found._replace(entries=[entry for entry in found.entries if entry.seq >= self._from_seq])
+        return to_slice(head, found, self._selection)
 
     def _read_last_seqs(self, reader: Reader) -> dict[str, int] | None:
         """The last seqs by tenant; of all tenants, the first read asks the index too: a head may be lost."""
@@ -245,9 +254,6 @@ class RunCursor:
             indexed = _read_indexed_seqs(reader, self._selection.run_id) or {}
             self._headless = {tenant: seq for tenant, seq in indexed.items() if tenant not in last_seqs}
         return self._headless | last_seqs
-
-    def _matches(self, entry: Entry) -> bool:
-        return entry.seq >= self._from_seq and self._selection.matches(entry)
 
     def _is_of_run(self, entry: Entry) -> bool:
         tenants = self._selection.tenants

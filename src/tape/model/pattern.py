@@ -36,26 +36,23 @@ MIN_SEGMENTS = 2
 
 
 class Pattern:
-    """A compiled pattern. The empty text, `**` and `/**` match every subject."""
+    """A compiled pattern. The empty text, `**` and `/**` match every subject.
 
-    __slots__ = ("_literal", "segments", "text")
+    `prefix` is the beginning that every matching subject shares, spelt as the journal spells it.
+    """
+
+    __slots__ = ("_beginning", "_literal", "prefix", "segments", "text")
 
     def __init__(self, text: str) -> None:
         self.text = text
         self.segments = _compile(text)
-        # A pattern without wildcards is compared as one string.
-        is_literal = not any(isinstance(segment, Wildcard) or segment == "_" for segment in self.segments)
-        self._literal = self.prefix if is_literal else None
-
-    @property
-    def prefix(self) -> str:
-        """The beginning that every matching subject shares, spelt as the journal spells it."""
-        prefix = ""
-        for segment in self.segments:
-            if isinstance(segment, Wildcard) or segment == "_":  # `_` has two spellings in the journal
-                break
-            prefix += f"/{encode(segment)}"
-        return prefix
+        self.prefix, rest = "", self.segments
+        while rest and isinstance(segment := rest[0], str) and segment != "_":  # `_` has two spellings in the journal
+            self.prefix += f"/{encode(segment)}"
+            rest = rest[1:]
+        # A pattern without wildcards is compared as one string, one whose only wildcard is `**` by its beginning.
+        self._literal = self.prefix if not rest else None
+        self._beginning = f"{self.prefix}/" if rest == (REST,) else None
 
     @property
     def is_literal(self) -> bool:
@@ -69,6 +66,8 @@ class Pattern:
 
     def matches(self, subject: str) -> bool:
         """Whether a subject fits the pattern."""
+        if self._beginning is not None and subject.startswith(self._beginning):
+            return True
         return self._literal == subject or self.matches_segments(split(subject))
 
     def matches_segments(self, segments: Sequence[str | Wildcard]) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
 from tape.engine.fanout import subscription as subscription_module
 from tape.engine.fanout.hub import Hub
-from tape.engine.fanout.subscription import JournalSubscription
+from tape.engine.fanout.subscription import Batch, JournalSubscription
 from tape.errors import CursorBeyondHead, CursorExpired, ServerStopping
 from tape.journal.journal import Journal
 from tape.journal.reader import EVERYTHING, Selection
@@ -39,6 +40,25 @@ async def test_history_then_live_without_a_seam(journal: Journal, hub: Hub) -> N
     waiting = asyncio.create_task(take(subscription, 5))
     await journal.append(drafts(5))
     assert await waiting == list(range(11, 16))
+
+
+async def test_an_encoder_gets_what_is_read_from_the_journal_on_its_thread(journal: Journal, hub: Hub) -> None:
+    await journal.append(drafts(10))
+    hub.ring.clear()  # as after a start: older entries are in the journal only
+    threads: set[int] = set()
+
+    def encode(batch: Batch) -> list[bytes]:
+        threads.add(threading.get_ident())
+        return [str(entry.global_seq).encode() for entry in batch.entries]
+
+    subscription = await hub.subscribe(EVERYTHING, 0, encoder=encode)
+    history = await subscription.next()
+    assert (history.entries, history.position) == ([], 10)
+    assert history.encoded == [str(number).encode() for number in range(1, 11)]
+    assert threading.get_ident() not in threads
+    await journal.append(drafts(2))
+    live = await subscription.next()
+    assert ([entry.global_seq for entry in live.entries], live.encoded) == ([11, 12], None)
 
 
 async def test_from_now_on_means_nothing_older(journal: Journal, hub: Hub) -> None:

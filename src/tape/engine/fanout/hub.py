@@ -22,7 +22,7 @@ from tape.base.telemetry.metrics import Metrics
 from tape.cel import EntryView, Predicate
 from tape.engine.fanout.gap_recorder import GapRecorder
 from tape.engine.fanout.ring import Ring
-from tape.engine.fanout.subscription import JournalSubscription
+from tape.engine.fanout.subscription import Encoder, JournalSubscription
 from tape.engine.predicate_budget import STREAM, Evaluations, PredicateBudget
 from tape.errors import CursorExpired, ServerStopping, StoreError, StoreUnavailable, TapeError
 from tape.journal.continuity import Continuity, Divergence
@@ -136,6 +136,7 @@ class Hub:
         predicate: Predicate | None = None,
         *,
         skip_gaps: bool = False,
+        encoder: Encoder | None = None,
     ) -> JournalSubscription:
         """Subscribe to a selection after a global_seq: 0 is the oldest entry, -1 is the head.
 
@@ -153,7 +154,9 @@ class Hub:
         if predicate is not None:
             what = f"stream {selection.pattern.text or selection.run_id!r} with predicate {predicate.text[:200]!r}"
             account = self.predicate_budget.open(STREAM, current_principal().tenant, what)
-        subscription = JournalSubscription(self, selection, after, cursor, predicate, account, skip_gaps=skip_gaps)
+        subscription = JournalSubscription(
+            self, selection, after, cursor, predicate, account, skip_gaps=skip_gaps, encoder=encoder
+        )
         self._open[subscription] = None
         self.metrics.subscriptions.set(len(self._open))
         return subscription

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -36,11 +36,15 @@ MAX_LOST_READS = 3
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """The next entries, possibly none, the position to resume from, and the gaps up to there, in order."""
+    """The next entries, possibly none, the position to resume from, and the gaps up to there, in order.
+
+    A subscription with an encoder has entries that it read in a thread as `encoded` instead of `entries`.
+    """
 
     entries: list[Entry]
     position: int
     gaps: tuple[JournalGap, ...] = ()
+    encoded: list[bytes] | None = None
 
     def split(self, max_entries: int) -> Iterator[Batch]:
         """Parts with `max_entries` at most. A gap is in the first part whose position is behind it."""
@@ -54,6 +58,10 @@ class Batch(msgspec.Struct, frozen=True):
             passed = tuple(gap for gap in gaps if gap.last <= position) if gaps else ()
             gaps = gaps[len(passed) :]
             yield Batch(part, position, passed)
+
+
+# Encodes a batch on the thread that reads it, so that its entries stay in the cache of one processor.
+Encoder = Callable[[Batch], list[bytes]]
 
 
 class JournalSubscription:
@@ -73,12 +81,14 @@ class JournalSubscription:
         account: PredicateAccount | None = None,
         *,
         skip_gaps: bool = False,
+        encoder: Encoder | None = None,
     ) -> None:
         self.selection = selection
         self.predicate = predicate
         self.account = account
         self.position = after
         self._skip_gaps = skip_gaps
+        self._encode = encoder
         self._hub = hub
         self._cursor = cursor or open_cursor(selection)
         self._archive: ArchiveCursor | None = None
@@ -121,9 +131,10 @@ class JournalSubscription:
                 if self.account is not None and (delay := self._budget_wait(self.account)) > 0:
                     await self._wait_for_entries(delay)
                     continue
-                batch = self._to_batch(await self._read_behind())
+                found = await self._read_behind()
+                batch = found if isinstance(found, Batch) else self._to_batch(found)
                 self.position = batch.position
-                if batch.entries or batch.gaps:
+                if batch.entries or batch.gaps or batch.encoded:
                     return batch
             elif not await self._wait_for_entries(timeout):
                 return self._take(0)
@@ -220,18 +231,17 @@ class JournalSubscription:
         self.position = lost.last
         return Batch([], self.position, (lost,))
 
-    async def _read_behind(self) -> Slice:
+    async def _read_behind(self) -> Slice | Batch:
         unevaluated, self._unevaluated = self._unevaluated, None
         if unevaluated is None and (recent := self._hub.ring.after(self.position, RING_STEP)):
-            wanted = [entry for entry in recent if self.selection.matches(entry)]
-            unevaluated = Slice(wanted, recent[-1].global_seq, self._hub.head)
+            unevaluated = Slice(self.selection.filter(recent), recent[-1].global_seq, self._hub.head)
         if unevaluated is not None:
             if self.predicate is None:
                 return unevaluated
             return await asyncio.to_thread(self._filter_by_predicate, unevaluated)
         return await self._hub.retry_read(self._read_stored, lambda: self._error is not None)
 
-    async def _read_stored(self) -> Slice:
+    async def _read_stored(self) -> Slice | Batch:
         try:
             if self._lost_reads < MAX_LOST_READS:
                 found = await self._hub.database.read(self._read_journal)
@@ -245,13 +255,18 @@ class JournalSubscription:
         self._lost_reads = 0
         return found
 
-    def _read_journal(self, reader: Reader) -> Slice:
-        return self._filter_by_predicate(self._cursor.read(reader, self.position))
+    def _read_journal(self, reader: Reader) -> Slice | Batch:
+        return self._encoded(self._filter_by_predicate(self._cursor.read(reader, self.position)))
 
-    def _read_archive(self, head: Head, holes: Holes) -> Slice:
+    def _read_archive(self, head: Head, holes: Holes) -> Slice | Batch:
         if self._archive is None:
             self._archive = self._hub.history.open_archive_cursor(EntryFilter.of_selection(self.selection))
-        return self._filter_by_predicate(self._archive.read(self.position, head, holes))
+        return self._encoded(self._filter_by_predicate(self._archive.read(self.position, head, holes)))
+
+    def _encoded(self, found: Slice) -> Slice | Batch:
+        if self._encode is None or found.gaps or not found.entries:
+            return found
+        return Batch([], found.position, encoded=self._encode(Batch(found.entries, found.position)))
 
     def _filter_by_predicate(self, found: Slice) -> Slice:
         """Keep the entries for which the predicate is true; runs on the reader's thread.

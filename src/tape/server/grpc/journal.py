@@ -11,7 +11,7 @@ import msgspec
 from tape.base.telemetry.tracing import NO_TRACE
 from tape.cel import Predicate, compile_predicate
 from tape.engine.fanout.hub import Hub
-from tape.engine.fanout.subscription import JournalSubscription
+from tape.engine.fanout.subscription import Batch, JournalSubscription
 from tape.engine.reactions.registry import qualify_reaction
 from tape.errors import InvalidInput, NotFound, TapeError
 from tape.journal.journal import DRAFTS_AT_ONCE, AppendRequest, Journal, Part
@@ -22,7 +22,7 @@ from tape.proto import tape_pb2 as pb
 from tape.server.admission import Admission, Ticket
 from tape.server.grpc.access import is_open_caller, own
 from tape.server.grpc.decoders import DecodedRequests, Undecodable
-from tape.server.grpc.frames import Frames, encode_journal_entry, to_gap
+from tape.server.grpc.frames import Frames, encode_batches, encode_journal_entry, to_gap
 from tape.server.grpc.methods import INTERNAL_ERROR, Context, end_turn, send_position, trace_of
 from tape.server.grpc.waiting_gaps import WaitingGaps
 
@@ -158,18 +158,20 @@ class JournalService:
         if not 0 < max_entries <= MAX_BATCH_ENTRIES:
             raise InvalidInput(f"max_entries {request.max_entries} must lie between 1 and {MAX_BATCH_ENTRIES}.")
         subscription = await self._hub.subscribe(
-            selection, request.from_global_seq, predicate=predicate, skip_gaps=request.skip_gaps
+            selection,
+            request.from_global_seq,
+            predicate=predicate,
+            skip_gaps=request.skip_gaps,
+            encoder=lambda batch: encode_batches(batch, max_entries, self._hub.head),
         )
         head = self._hub.head
         try:
-            for frame in self._frames.batches((), subscription.position, head):
-                yield frame
+            batch = Batch([], subscription.position)
             while True:
+                for message in batch.encoded or self._frames.batches(batch, max_entries, self._hub.head):
+                    yield message
                 has_caught_up = subscription.position >= head
                 batch = await subscription.next(max_entries, CHECKPOINT_S if has_caught_up else CAUGHT_UP_S)
-                for part in batch.split(max_entries):
-                    for frame in self._frames.batches(part.entries, part.position, self._hub.head, part.gaps):
-                        yield frame
         finally:
             subscription.close()
 

@@ -144,7 +144,7 @@ class EventStream:
                 replay.position = error.oldest - 1
                 continue
             if data:
-                stream.write(data)
+                stream.send(data)
                 stream.last_id = replay.last_id
                 await stream.drain(self._broadcast.limits.idle_timeout_s)
 
@@ -182,9 +182,10 @@ class _Stream:
             return
         self.send(RETRY)
 
-    def send(self, frame: bytes) -> None:
-        """One frame, in a chunk of its own."""
-        self.write(b"%x\r\n%b\r\n" % (len(frame), frame))
+    def send(self, frames: bytes) -> None:
+        """Frames in a chunk of their own; many of them are not copied for it."""
+        if not self.ended.done():
+            self._transport.writelines((b"%x\r\n" % len(frames), frames, b"\r\n"))
 
     def write(self, data: bytes) -> None:
         if not self.ended.done():
@@ -291,7 +292,7 @@ class _Replay:
         for gap in reversed(found.gaps):
             at = bisect_left(wanted, gap.first, key=lambda entry: entry.global_seq)
             frames.insert(at, encode_gap(self._format, gap))
-        return self._format.join(frames) if frames else b""
+        return b"".join(frames)
 
 
 def _wanted(scope: LiveScope) -> EntryFilter:
