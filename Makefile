@@ -28,7 +28,7 @@ lint: $(VENV)/.dev ## Check style, types and the layers of the packages
 proof: $(VENV)/.dev ## Run the slow proofs and the property tests with thousands of examples
 	$(BIN)/python -m pytest -m 'proof or hypothesis' --hypothesis-profile proof $(ARGS)
 
-bench: $(VENV)/.bench ## Run the benchmarks, side by side with peers (make bench ARGS="append")
+bench: $(VENV)/.bench ## Run the benchmarks, side by side with peers, and plot growth (make bench ARGS="append")
 	$(BIN)/python -m bench $(ARGS)
 
 pipeline-demo: $(VENV)/.dev ## Run archive, rollup, backtest and report on a generated journal, on Spark (make pipeline-demo ARGS="--open")

@@ -33,6 +33,10 @@ MANY_CALLERS, QUICK_CALLERS = (1, 4, 16, 64, 200), (1, 8)
 # Which of the sizes the callers are measured on.
 MIDDLE = 1
 FOLDER = Path("build")
+CALLERS_NOTES = (
+    "asyncio callers of one client, 1.5 s each; concurrent appends of a client share a message, ledger calls do not",
+    "server: CPU of its process",
+)
 
 # By the number of entries or of callers: the figures of each round, and their medians.
 Measured = dict[int, list[Figures]]
@@ -75,11 +79,8 @@ def _measure(options: Options, kind: str) -> list[tuple[Table, Section]]:
     notes = f"median of {rounds} round{'s' * (rounds > 1)}, in turns over all columns; the stores are filled once"
     return [
         _answer(size_title, kind, "entries", BY_SIZE, by_size, [notes, *_size_notes(kind, sizes, filled_s)]),
-        _answer(callers_title, kind, "concurrent callers", BY_CALLERS, by_callers, [notes, CALLERS_NOTE]),
+        _answer(callers_title, kind, "concurrent callers", BY_CALLERS, by_callers, [notes, *CALLERS_NOTES]),
     ]
-
-
-CALLERS_NOTE = "asyncio callers of one client; concurrent appends of a client share a message, ledger calls do not"
 
 
 def _size_notes(kind: str, sizes: Sequence[int], filled_s: float) -> list[str]:

@@ -23,6 +23,7 @@ from tape.model.entry import checked
 from tape.store import Transaction, open_database
 
 REPLAYED = 100_000
+# A load ends by its time, never by its entries.
 MANY = 10_000_000
 
 

@@ -39,7 +39,6 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
         "ingress",
         "verify",
         "damage",
-        "growth",
         "routing",
         "pools",
         "weight",
@@ -80,9 +79,6 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
         "SessionTape.load",
         "NATS JetStream, 64 runs at once",
         "well under 60 s",
-        "Growth: SQLite, as the journal grows",
-        "Lookup and reaction, p50: 8 rare entries, ms",
-        "Latency by the number of callers, p50: BeginRun, ms",
         "bare SQLite",
         "proof of a bearer token",
         "SQLite: POST /ingress, HMAC and directives",
@@ -105,10 +101,13 @@ def test_the_markdown_names_the_machine_first(questions_without_peers: tuple[str
     assert tables
 
 
-def test_growth_writes_a_page_of_plots_that_needs_no_other_file(questions_without_peers: tuple[str, str]) -> None:
-    printed, _ = questions_without_peers
+def test_growth_is_a_table_and_a_page_of_plots_that_needs_no_other_file() -> None:
+    done = run_bench("growth")
+    assert done.returncode == 0, done.stderr
+    for row in ("Calls from 64 callers: append", "p50: 8 rare entries", "by the number of callers, p50: BeginRun"):
+        assert row in done.stdout
     path = "build/quick/growth.html"
-    assert f"plots: {path}" in printed
+    assert f"plots: {path}" in done.stdout
     page = (ROOT / path).read_text()
     plots = [svg.read_text() for svg in (ROOT / path).parent.glob("growth-sqlite-*.svg")]
     assert len(plots) == 10
