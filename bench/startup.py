@@ -38,8 +38,9 @@ def run(options: Options) -> list[Table]:
         for name, (_, aim) in starts.items()
     ]
     notes = [
-        f"median of {rounds} rounds; user and system time of all threads of the process, its end included",
-        "serve: from its start until it prints its addresses, in steps of 10 ms; the existing store is empty",
+        f"median of {rounds} rounds in turns; user and system time of all threads of a process",
+        "commands from their start to their exit, servers until they print their addresses (in steps of 10 ms); an"
+        " existing store has its tables and no entries",
     ]
     return [Table(TITLE, ["", "CPU s", "÷ the imports", "aim"], rows, notes)]
 
