@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import ssl
+from collections.abc import Callable
 from types import TracebackType
+from typing import Any
+
+from google.protobuf.message import Message
 
 from tape.proto.call_frames import (
     STATUS_NAMES,
@@ -16,6 +20,7 @@ from tape.proto.call_frames import (
     ServerMessage,
     encode,
 )
+from tape.server.server import Server
 
 UPGRADE = {"connection": "Upgrade", "upgrade": "tape/1"}
 # However busy the machine is, an answer arrives within this many seconds.
@@ -136,3 +141,31 @@ class Calls:
 def outcome_of(reply: ReplyFrame) -> tuple[str, str]:
     """The name of a reply's status, and the text of its error."""
     return STATUS_NAMES[reply.status], reply.body.decode() if reply.status else ""
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until a condition holds."""
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+class Held:
+    """Holds the calls of a method until `release`; `begun` and `cancelled` count them."""
+
+    def __init__(self, server: Server, method: str) -> None:
+        self._method = server._methods[method]
+        self._function: Any = self._method._function
+        self._method._function = self._hold  # type: ignore[assignment]
+        self.release = asyncio.Event()
+        self.begun = 0
+        self.cancelled = 0
+
+    async def _hold(self, request: Message, context: Any) -> Any:
+        self.begun += 1
+        try:
+            await self.release.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return await self._function(request, context)

@@ -31,9 +31,9 @@ from tape.errors import (
 from tape.model.entry import Draft
 from tape.proto import tape_pb2 as pb
 from tape.server.server import Server
+from tests.calls import Held, until
 from tests.conftest import settings_for
 from tests.proxy import FaultProxy
-from tests.server.test_calls import Held, until
 from tests.services import ServerProcess
 
 RUN = {"app_name": "app", "user_id": "ann", "session_id": "s", "invocation_id": "i"}

@@ -8,7 +8,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ from tape.proto.call_frames import (
 )
 from tape.server.http import incoming_calls
 from tape.server.server import Server
-from tests.calls import UPGRADE, Calls, outcome_of
+from tests.calls import UPGRADE, Calls, Held, outcome_of, until
 from tests.conftest import settings_for
 from tests.web import call as send
 
@@ -75,33 +75,6 @@ def token(tenant: str = "a", *, lives_s: float = 600.0, jti: str = "j", scopes: 
 
 def append(*subjects: str, **fields: Any) -> bytes:
     return pb.AppendRequest(drafts=[pb.Draft(subject=each, **fields) for each in subjects]).SerializeToString()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
-class Held:
-    """Holds the calls of a method until `release`; `begun` and `cancelled` count them."""
-
-    def __init__(self, server: Server, method: str) -> None:
-        self._method = server._methods[method]
-        self._function: Any = self._method._function
-        self._method._function = self._hold  # type: ignore[assignment]
-        self.release = asyncio.Event()
-        self.begun = 0
-        self.cancelled = 0
-
-    async def _hold(self, request: Message, context: Any) -> Any:
-        self.begun += 1
-        try:
-            await self.release.wait()
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
-        return await self._function(request, context)
 
 
 # ── calls ────────────────────────────────────────────────────────────────────────────────────────

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -110,6 +111,7 @@ class IncomingCalls(UpgradedProtocol):
         self._certificate = certificate
         self._count = count
         self._loop = asyncio.get_running_loop()
+        self._context = copy_context()
         self._reader = FrameReader(ClientMessage, limits.max_message_bytes)
         self._identity: Metadata = ()
         self._calls: dict[int, asyncio.Task[None]] = {}
@@ -211,7 +213,9 @@ class IncomingCalls(UpgradedProtocol):
             self._reply(_failed(call, method.fail(ServerStopping("The server is stopping; nothing was done."))))
         else:
             self._bytes += len(call.body)
-            self._calls[call.id] = self._loop.create_task(self._serve(call, method))
+            # Not in the context of now: it may be that of another call, which left capacity for this one.
+            work = self._serve(call, method)
+            self._calls[call.id] = self._loop.create_task(work, context=self._context.copy())
 
     async def _serve(self, call: CallFrame, method: UnaryMethod) -> None:
         metadata = self._identity if call.metadata is None else (*call.metadata, *self._identity)
