@@ -84,7 +84,8 @@ $(VENV)/.dev: requirements-dev.lock pyproject.toml | $(VENV)/pyvenv.cfg
 	@touch $@ $(VENV)/.run
 
 # Peers and their clients have an environment of their own, so that Tape does not depend on them.
-$(VENV)/.bench: $(VENV)/.dev bench/requirements-peers.txt
+$(VENV)/.bench: $(VENV)/.dev bench/requirements-peers.txt bench/npm-peers.txt
 	@$(PYTHON) -m venv .venv-bench
 	@.venv-bench/bin/python -m pip --disable-pip-version-check --quiet install -r bench/requirements-peers.txt
+	@! command -v npm > /dev/null || npm install --silent --prefix .venv-bench $$(cat bench/npm-peers.txt)
 	@touch $@

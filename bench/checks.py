@@ -34,7 +34,7 @@ from tape.journal import pages, ranges
 from tape.model.checksum import COUNT
 from tape.model.entry import Entry
 pages.entries_of = ranges.entries_of = lambda reader, rows: ([Entry(*row[:COUNT]) for row in rows], [])
-ranges._fetch_in_order = lambda fetch, *bounds: fetch(*bounds)
+pages.fetch_in_order = ranges.fetch_in_order = lambda fetch, *bounds: fetch(*bounds)
 from tape.cli import main
 main()
 """

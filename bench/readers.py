@@ -15,6 +15,8 @@ from bench.peers.servers import NotInstalled
 
 SOURCES = Path(__file__).parent / "c"
 READ_TIMEOUT_MS = 15_000
+# Stands before the time at which an event was sent.
+SENT = 'sent_ns":'
 
 
 @dataclass(frozen=True)
@@ -54,12 +56,12 @@ class Readers:
 
 
 @contextmanager
-def reading(lab: Lab, port: int, path: str, connections: int, events: int) -> Iterator[Readers]:
-    """Readers of a path, from when all are connected."""
+def reading(lab: Lab, port: int, path: str, connections: int, events: int, token: str = SENT) -> Iterator[Readers]:
+    """Readers of a path, from when all are connected. Each event has the token once, with digits behind it."""
     request = lab.fresh_folder() / "request"
     head = f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nAccept: text/event-stream\r\n\r\n"
     request.write_text(head, newline="")
-    command = [str(build(lab)), str(port), str(request), str(connections), str(events), str(READ_TIMEOUT_MS)]
+    command = [str(build(lab)), str(port), str(request), str(connections), str(events), str(READ_TIMEOUT_MS), token]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

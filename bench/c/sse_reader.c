@@ -1,9 +1,9 @@
 // Many readers of one event stream in one process, so that the reader is not what is measured.
 //
-//   sse_reader <port> <request-file> <connections> <events-each> <patience-ms>
+//   sse_reader <port> <request-file> <connections> <events-each> <patience-ms> <token>
 //
-// Opens the connections, says "ready", then counts events by their "sent_ns": <monotonic nanoseconds> and prints
-// one line of JSON: how many, over which time, and how late they came.
+// Opens the connections, says "ready", then counts events by a token that each has once, with digits behind it, and
+// prints one line of JSON: how many, over which time, and how late they came if the digits are monotonic nanoseconds.
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -18,8 +18,6 @@
 
 #include "buckets.h"
 
-#define TOKEN "sent_ns\":"
-#define TOKEN_SIZE (sizeof(TOKEN) - 1)
 #define CARRY 64
 #define BUFFER (1 << 18)
 
@@ -29,6 +27,8 @@ struct reader {
     char carry[CARRY];
 };
 
+static const char *token;
+static size_t token_size;
 static uint64_t late[BUCKETS];
 static uint64_t events, first_ns, last_ns;
 
@@ -49,12 +49,12 @@ static double percentile(double share) {
 static void count(struct reader *r, char *buffer, int size, uint64_t at) {
     char *p = buffer, *end = buffer + size;
     for (;;) {
-        char *found = memmem(p, (size_t)(end - p), TOKEN, TOKEN_SIZE);
+        char *found = memmem(p, (size_t)(end - p), token, token_size);
         if (found == NULL) {
-            if (end - p > (long)TOKEN_SIZE - 1) p = end - (TOKEN_SIZE - 1);
+            if (end - p > (long)token_size - 1) p = end - (token_size - 1);
             break;
         }
-        char *digits = found + TOKEN_SIZE;
+        char *digits = found + token_size;
         while (digits < end && *digits == ' ') digits++;
         uint64_t sent = 0;
         while (digits < end && *digits >= '0' && *digits <= '9') sent = sent * 10 + (uint64_t)(*digits++ - '0');
@@ -73,10 +73,12 @@ static void count(struct reader *r, char *buffer, int size, uint64_t at) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 6) {
-        fprintf(stderr, "usage: sse_reader <port> <request-file> <connections> <events-each> <patience-ms>\n");
+    if (argc != 7) {
+        fprintf(stderr, "usage: sse_reader <port> <request-file> <connections> <events-each> <patience-ms> <token>\n");
         return 2;
     }
+    token = argv[6];
+    token_size = strlen(token);
     static char buffer[BUFFER + CARRY], request[65536];
     int connections = atoi(argv[3]), patience = atoi(argv[5]);
     uint64_t wanted = (uint64_t)connections * strtoull(argv[4], NULL, 10);

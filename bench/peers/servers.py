@@ -79,8 +79,8 @@ def _redis_binary() -> str:
 
 
 @contextlib.contextmanager
-def running(command: list[str], binary: str, port: int) -> Iterator[None]:
-    """A server as a process of ours, from when it answers."""
+def running(command: list[str], binary: str, port: int) -> Iterator[int]:
+    """A server as a process of ours, from when it answers; its process id."""
     process = subprocess.Popen(command, executable=binary, stdout=subprocess.DEVNULL, text=True)
     try:
         deadline = time.monotonic() + START_S
@@ -88,7 +88,7 @@ def running(command: list[str], binary: str, port: int) -> Iterator[None]:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"{command[0]} did not start")
             time.sleep(0.02)
-        yield
+        yield process.pid
     finally:
         stop(process)
 

@@ -10,7 +10,7 @@ import msgspec
 
 from tape.base.clock import now_ms
 from tape.model.cloudevents import format_time
-from tape.model.entry import Entry
+from tape.model.entry import Entry, type_of
 
 RETRY = b"retry: 3000\n\n"
 KEEPALIVE = b": keepalive\n\n"
@@ -26,8 +26,7 @@ class SseFormat:
 
     def entry(self, entry: Entry) -> bytes:
         """One entry: event, id, data."""
-        kind = entry.type
-        return f"event: {kind}\nid: {entry.global_seq}\ndata: {event_json(entry, kind)}\n\n".encode()
+        return _frame(entry).encode()
 
     def notice(self, kind: str, payload: dict[str, Any]) -> bytes:
         """An event about the stream itself: without id, not in the journal."""
@@ -49,17 +48,22 @@ def comment(text: str) -> bytes:
     return f": {text}\n\n".encode()
 
 
-def event_json(entry: Entry, kind: str = "") -> str:
-    """An entry as the JSON object that every HTTP read returns."""
-    payload = entry.payload_json
+def event_json(entry: Entry) -> str:
+    """An entry as the JSON object that every HTTP read returns: the data of its frame."""
+    return _frame(entry).partition("\ndata: ")[2].removesuffix("\n\n")
+
+
+def _frame(entry: Entry) -> str:
+    kind, number, payload = type_of(entry.kind, entry.subject), str(entry.global_seq), entry.payload_json
     if not payload.startswith("{"):
         payload = _as_object(payload)
     trace = f',"trace_id":"{entry.trace_id}"' if entry.trace_id else ""
     span = f'"span_id":"{entry.span_id}",' if entry.span_id else ""
     return (
-        f'{{"type":"{kind or entry.type}","sequence":{entry.global_seq},"occurred_at":"{format_time(entry.ts_ms)}",'
+        f'event: {kind}\nid: {number}\ndata: {{"type":"{kind}","sequence":{number},'
+        f'"occurred_at":"{format_time(entry.ts_ms)}",'
         f'{_identity(entry.tenant, entry.user, entry.session, entry.run_id)},"payload":{escape(payload)},'
-        f'"extra":{{"schema_version":"{entry.schema_version}",{span}"subject":"{entry.subject}"{trace}}}}}'
+        f'"extra":{{"schema_version":"{entry.schema_version}",{span}"subject":"{entry.subject}"{trace}}}}}\n\n'
     )
 
 
