@@ -140,6 +140,7 @@ class Writer:
 
         It may raise as long as it writes within `tx.savepoint()`. One waits at a time.
         """
+        assert self._piggyback is None, "another one waits"
         waiting: _Waiting[T] = _Waiting(self._loop.create_future(), 0, 0, single=operation)
         piggyback = self._piggyback = Piggyback(waiting, joins)
         return piggyback
@@ -234,12 +235,12 @@ class Writer:
                     return [], set()
             else:
                 self._run_together(tx, batch)
-            self._run_piggyback(tx, batch)
+            operations, cost = len(batch), sum([waiting.cost for waiting in batch])
+            started += self._run_piggyback(tx, batch)
 
             def flush() -> None:
                 tx.flush()
-                cost = sum([waiting.cost for waiting in batch])
-                self._batch_size.observe(len(batch), cost, time.perf_counter() - started)
+                self._batch_size.observe(operations, cost, time.perf_counter() - started)
 
             connection.commit(flush)
         except BaseException as error:
@@ -284,20 +285,22 @@ class Writer:
                 raise
             waiting.error = error
 
-    def _run_piggyback(self, tx: Transaction, batch: list[_Waiting[Any]]) -> None:
-        """Run the operation that waits for this transaction, if there is one; it is settled with the batch."""
+    def _run_piggyback(self, tx: Transaction, batch: list[_Waiting[Any]]) -> float:
+        """Run the operation that waits for this transaction and let it be settled with the batch; the seconds taken."""
         piggyback = self._piggyback
         if piggyback is None or not piggyback.joins(tx) or not self.withdraw(piggyback):
-            return
+            return 0.0
+        began = time.perf_counter()
         waiting = piggyback.waiting
         assert waiting.single is not None
-        batch.insert(0, waiting)  # its caller waits for it, the others for their answers
+        batch.insert(0, waiting)  # it is settled first
         try:
             waiting.result = waiting.single(tx)
         except Exception as error:
             if not tx.survives(error):
                 raise
             waiting.error = error
+        return time.perf_counter() - began
 
     def _run_bulk(self, tx: Transaction, batch: list[_Waiting[Any]], start: int) -> int:
         operation = batch[start].bulk

@@ -69,7 +69,7 @@ class JoinedStep:
 
     def settle(self, result: asyncio.Future[None]) -> None:
         """Deliver the claimed tasks once the transaction is durable, or let the next round claim them."""
-        has_failed = result.exception() is not None
+        has_failed = result.cancelled() or result.exception() is not None
         if self.claim_round is None:
             return
         if has_failed or self.done is None:

@@ -283,7 +283,7 @@ class Matcher:
         finally:
             is_taken = not self._database.withdraw(piggyback)
         if is_taken:
-            await piggyback.result
+            await asyncio.shield(piggyback.result)
             await self._adopt(joined)
         return batch
 

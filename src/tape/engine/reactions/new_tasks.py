@@ -13,6 +13,8 @@ from tape.store import Transaction
 from tape.store.connection import Row
 from tape.store.records import load_all, row_of
 
+_TASK_ID, _REACTION_ID = map(Task.__struct_fields__.index, ("task_id", "reaction_id"))
+
 
 class NewTasks:
     """The new tasks of a transaction, rows of tape_tasks in the order of the journal."""
@@ -29,7 +31,7 @@ class NewTasks:
         """Those of a reaction that are not inserted."""
         if self._is_inserted:
             return []
-        return [task for task in load_all(Task, self._rows) if task.reaction_id == reaction_id]
+        return load_all(Task, [row for row in self._rows if row[_REACTION_ID] == reaction_id])
 
     def lease(self, tasks: Sequence[Task]) -> None:
         """Insert these tasks as they are leased now."""
@@ -45,7 +47,7 @@ class NewTasks:
             return
         self._is_inserted = True
         leased = {task_id: row_of(task) for task_id, task in self._leased.items()}
-        rows = [leased.get(row[0], row) for row in self._rows]
+        rows = [leased.get(row[_TASK_ID], row) for row in self._rows]
         tx.insert("tape_tasks", Task.__struct_fields__, rows)
         if len(self._leased) < len(self._rows):
             tx.notify(CHANNEL)
