@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 # The load, its kind in `bench.flood`, its scopes, and how many times the median alone the median beside it may be.
 LOADS = (
     (f"{CALLERS} callers, one entry a call", "entries", (), 3),
+    (f"{CALLERS} callers, one entry a call, in frames", "framed", (), 3),
     (f"{CALLERS} callers, {BATCH_ENTRIES:,} entries a call", "batches", (), 3),
     (f"{CALLERS} append streams", "streams", (), 3),
     (f"{LARGE_CALLERS} callers, payloads of {LARGE_PAYLOAD_BYTES // 1_000_000} MB", "payloads", (), 3),

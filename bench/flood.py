@@ -12,7 +12,10 @@ import grpc
 import uvloop
 
 from bench.load import CALLERS, event
-from tape.client.channel import OPTIONS, target_of
+from tape.client import rpcs
+from tape.client.channel import OPTIONS, Channel, target_of
+from tape.client.credentials import Credentials
+from tape.errors import TenantLimitReached
 from tape.proto import tape_pb2 as pb
 
 # Seconds that a refused caller waits. One that repeats its call at once is a flood of refusals.
@@ -36,6 +39,8 @@ HOSTILE_KEYS = 10_000
 HOSTILE_PREDICATE = "payload.m.map(k, payload.m) == []"
 HOSTILE_PAUSE_S = 0.1
 
+_REFUSED = grpc.StatusCode.RESOURCE_EXHAUSTED
+
 Call = Callable[[int], Awaitable[object]]
 
 
@@ -45,6 +50,7 @@ class Flood:
     def __init__(self, url: str, token: str) -> None:
         self._channel = grpc.aio.insecure_channel(target_of(url), options=OPTIONS)
         self._metadata = [("authorization", f"Bearer {token}")]
+        self._frames = Channel(url, credentials=Credentials(id_token=token))
         self.answered = 0
         self.refused = 0
 
@@ -55,6 +61,17 @@ class Flood:
     async def _entries(self) -> None:
         requests = [_append(number, 1) for number in range(1_000)]
         await self._repeat(CALLERS, lambda number: self._unary("Append", requests[number % 1_000]))
+
+    async def _framed(self) -> None:
+        requests = [pb.AppendRequest.FromString(_append(number, 1)) for number in range(1_000)]
+        while not self._frames.is_upgraded:
+            await self._frames.call(rpcs.GET_HEAD, pb.GetHeadRequest())
+
+        async def append(number: int) -> None:
+            await self._frames.call(rpcs.APPEND, requests[number % 1_000])
+            self.answered += 1
+
+        await self._repeat(CALLERS, append)
 
     async def _batches(self) -> None:
         requests = [_append(number * BATCH_ENTRIES, BATCH_ENTRIES) for number in range(4)]
@@ -118,8 +135,8 @@ class Flood:
             while True:
                 try:
                     await call(number)
-                except grpc.aio.AioRpcError as error:
-                    if error.code() is not grpc.StatusCode.RESOURCE_EXHAUSTED:
+                except (grpc.aio.AioRpcError, TenantLimitReached) as error:
+                    if isinstance(error, grpc.aio.AioRpcError) and error.code() is not _REFUSED:
                         raise
                     self.refused += 1
                     await asyncio.sleep(REFUSED_PAUSE_S)

@@ -131,6 +131,16 @@ async def test_a_client_behind_a_proxy_stays_with_grpc(server: Server) -> None:
         await stays_with_grpc(server, f"tape://{proxy.address}")
 
 
+async def test_a_client_with_an_http_proxy_stays_with_grpc(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "example.com")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    async with AsyncTapeClient(url_of(server)) as client:
+        assert client._channel._upgrade._is_off
+    monkeypatch.setenv("no_proxy", "example.com,127.0.0.1")
+    async with AsyncTapeClient(url_of(server)) as client:
+        await upgrade(client)
+
+
 async def test_a_server_without_http_is_called_by_grpc(sqlite_url: str) -> None:
     async with Server(settings_for(sqlite_url, http_listen="")) as server:
         await stays_with_grpc(server, url_of(server))

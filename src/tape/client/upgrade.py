@@ -24,6 +24,9 @@ log = logging.getLogger(__name__)
 Transport = Literal["auto", "grpc"]
 
 VARIABLE = "TAPE_TRANSPORT"
+# Variables of gRPC: its HTTP proxy, and the hosts that it reaches without one. The first that is set counts.
+PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+WITHOUT_PROXY = ("no_grpc_proxy", "no_proxy")
 # Seconds for connecting and the upgrade.
 CONNECT_S = 10.0
 # A client that makes fewer calls than this never opens a connection: it would cost more than it saves.
@@ -63,7 +66,7 @@ class Upgrade:
         self._ask = ask
         self._token = token
         self._calls = 0
-        self._is_off = is_off or not self._host
+        self._is_off = is_off or not self._host or _has_proxy(self._host)
         self._backoff = Backoff(ATTEMPTS)
         self._next_at = 0.0
         self._opening: asyncio.Task[None] | None = None
@@ -121,6 +124,15 @@ class Upgrade:
 
     def _forget(self) -> None:
         self.connection = None
+
+
+def _has_proxy(host: str) -> bool:
+    """Whether gRPC reaches the host through an HTTP proxy of the environment."""
+    proxies, exceptions = (
+        next((value for name in names if (value := os.environ.get(name))), "") for names in (PROXIES, WITHOUT_PROXY)
+    )
+    # As gRPC does: an exception is the end of a name.
+    return bool(proxies) and not any(each and host.endswith(each) for each in map(str.strip, exceptions.split(",")))
 
 
 def _split(target: str) -> tuple[str, int]:
