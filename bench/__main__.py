@@ -52,7 +52,7 @@ QUESTIONS = (
     "beside",
 )
 # Wide enough for every table where the terminal does not say.
-WIDTH = 140
+WIDTH = 200
 PROGRESS_S = 10.0
 
 
