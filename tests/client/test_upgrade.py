@@ -261,6 +261,17 @@ async def test_concurrent_appends_are_numbered_in_the_order_of_their_calls(clien
     assert client._channel.is_upgraded
 
 
+async def test_appends_stay_in_order_when_a_client_changes_under_load(server: Server) -> None:
+    async with AsyncTapeClient(url_of(server)) as client:
+        appending: list[asyncio.Task[int]] = []
+        async with asyncio.timeout(60):
+            while not client._channel.is_upgraded or len(appending) < 600:
+                appending.append(asyncio.create_task(client.append("/tape/order/paid/1")))
+                await asyncio.sleep(0)
+        assert await asyncio.gather(*appending) == list(range(1, len(appending) + 1))
+        await until(lambda: count(server, 'tape_rpcs_total{method="Append",status="OK"'))
+
+
 async def test_a_batch_of_appends_does_not_share_the_trace_of_one(server: Server, client: AsyncTapeClient) -> None:
     async def append(trace_id: str) -> None:
         if trace_id:

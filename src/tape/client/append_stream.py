@@ -30,21 +30,30 @@ class AppendStream:
         self._call: Call | None = None
         self._reading: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()  # a call takes one message at a time
-        self._sending = 0
+        # Requests on the stream without an answer, and whether there are none.
+        self._streamed = 0
+        self._drained = asyncio.Event()
+        self._drained.set()
         self._waiting: deque[asyncio.Future[list[int]]] = deque()
 
     async def send(self, request: pb.AppendRequest) -> list[int]:
         """The `global_seq`s of a request, once it is durable."""
-        # Requests are appended in the order they are sent: those on the stream first.
-        if self._channel.is_upgraded and not self._sending:
+        if self._channel.is_upgraded:
+            # Requests are appended in the order they are sent: those on the stream first.
+            if self._streamed or self._writing.locked():
+                async with self._writing:
+                    await self._drained.wait()
             response = await self._channel.call(rpcs.APPEND, request, is_traced=False)
             return list(response.global_seqs)
         self._channel.note_call()
-        self._sending += 1
+        self._streamed += 1
+        self._drained.clear()
         try:
             return await self._stream(request)
         finally:
-            self._sending -= 1
+            self._streamed -= 1
+            if not self._streamed:
+                self._drained.set()
 
     async def _stream(self, request: pb.AppendRequest) -> list[int]:
         future: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
