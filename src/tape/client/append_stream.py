@@ -32,6 +32,7 @@ class AppendStream:
         self._writing = asyncio.Lock()  # a call takes one message at a time
         # Requests on the stream without an answer, and whether there are none.
         self._streamed = 0
+        self._changing = asyncio.Lock()
         self._drained = asyncio.Event()
         self._drained.set()
         self._waiting: deque[asyncio.Future[list[int]]] = deque()
@@ -39,10 +40,9 @@ class AppendStream:
     async def send(self, request: pb.AppendRequest) -> list[int]:
         """The `global_seq`s of a request, once it is durable."""
         if self._channel.is_upgraded:
-            # Requests are appended in the order they are sent: those on the stream first.
-            if self._streamed or self._writing.locked():
-                async with self._writing:
-                    await self._drained.wait()
+            # Requests are appended in the order they are sent: those on the stream first, then one after the other.
+            async with self._changing:
+                await self._drained.wait()
             response = await self._channel.call(rpcs.APPEND, request, is_traced=False)
             return list(response.global_seqs)
         self._channel.note_call()
