@@ -25,7 +25,7 @@ PEERS = {
     "NATS JetStream, sync_interval always (nats-py)": measure.nats_through_its_client,
 }
 # How many times as fast Tape should be.
-AIMS = {"Redis, appendfsync always (redis-py)": 2.0, "NATS JetStream, sync_interval always (nats-py)": 10.0}
+AIMS = {"Redis, appendfsync always (redis-py)": 1.5, "NATS JetStream, sync_interval always (nats-py)": 10.0}
 RAW_AIM = 0.5
 
 
