@@ -16,61 +16,24 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 from starlette.types import ASGIApp
 
 from tape import __version__
-from tape.archive import open_archive
 from tape.base.addresses import allowing
-from tape.base.clock import now_ms
 from tape.base.config import Settings, parse_address
 from tape.base.owner import new_owner, server_owner
-from tape.base.telemetry.metrics import Metrics
-from tape.base.url_mask import mask_urls
-from tape.engine.executions.dedup import forget_claims
-from tape.engine.fanout.hub import Hub
 from tape.engine.fanout.live import Broadcast, LiveLimits
 from tape.engine.ledgers.counts import fold
-from tape.engine.predicate_budget import PredicateBudget
-from tape.engine.reactions.matcher import Matcher
-from tape.engine.reactions.retention import purge_tasks
-from tape.engine.reactions.stranded_tasks import release_stranded
-from tape.engine.reactions.task_broker import TaskBroker
 from tape.engine.scrubber import Scrubber
-from tape.engine.security.artifacts import Artifacts
-from tape.engine.security.audit import Audit
-from tape.engine.security.key_ring import KeyRing
-from tape.engine.security.redaction import TenantRedactors
-from tape.engine.security.revoked_tokens import delete_expired
-from tape.engine.security.screening import DraftScreen
-from tape.engine.security.service_keys import delete_ended
-from tape.engine.security.tenant_aliases import TenantAliases
-from tape.engine.security.wallet import Wallet, master_keys
-from tape.errors import ArchiveDamaged, ArchiveUnreachable, TapeError
-from tape.journal.appender import read_head
-from tape.journal.epochs import close_cut
-from tape.journal.journal import Journal, delete_expired_requests
+from tape.errors import TapeError
 from tape.journal.key_index import read_watermark
 from tape.proto import tape_pb2 as pb
 from tape.proto.call_frames import PROTOCOL
-from tape.server.access import Access
-from tape.server.admission import Admission, TenantLimits
-from tape.server.client_certificates import ClientCertificates
-from tape.server.grpc.access import RpcAccess
-from tape.server.grpc.advance import AdvanceService
-from tape.server.grpc.catalog import CatalogService
-from tape.server.grpc.dead_letters import DeadLettersService
+from tape.server.core import ServerCore
 from tape.server.grpc.decoders import StandardServices
-from tape.server.grpc.effects import EffectsService
 from tape.server.grpc.handlers import handlers
 from tape.server.grpc.health import HealthService
-from tape.server.grpc.info import InfoService
-from tape.server.grpc.journal import JournalService
-from tape.server.grpc.methods import SERVICE, UnaryCalls, UnaryMethod, unary_methods
-from tape.server.grpc.reactions import ReactionsService
-from tape.server.grpc.runs import RunsService
-from tape.server.grpc.sessions import SessionsService
-from tape.server.grpc.tasks import TasksService
+from tape.server.grpc.methods import SERVICE, UnaryMethod
 from tape.server.grpc.tls import server_credentials
-from tape.server.grpc.values import ValuesService
 from tape.server.http.access import HttpAccess
-from tape.server.http.api import KINDS, ApiRoutes
+from tape.server.http.api import ApiRoutes
 from tape.server.http.app import Endpoints, build_app
 from tape.server.http.artifacts import ArtifactRoutes
 from tape.server.http.calls import CallRoutes
@@ -89,8 +52,6 @@ from tape.server.loop_lag import LoopLag
 from tape.server.readiness import Readiness
 from tape.server.sockets import bind, join
 from tape.server.tls import ServerTls
-from tape.store import SqliteLimits, WriterLimits, open_database
-from tape.store.tail import TailLoss, find_loss
 from tape.subscriptions.dispatch.in_server import WriterDownstreams
 from tape.subscriptions.events import SubscriptionEvent
 from tape.subscriptions.ingress.catalog_listeners import CatalogListeners
@@ -112,7 +73,6 @@ MAX_METADATA_BYTES = 64 << 10
 # A connection that has not finished TLS and the preface of HTTP/2 after this is closed, as http_header_timeout_s says
 # for HTTP; the default of gRPC is 2 minutes.
 HANDSHAKE_TIMEOUT_MS = 10_000
-HOUSEKEEPING_S = 600.0
 # Seconds between two runs of the counter. Queries count newer entries from the journal.
 COUNTING_S = 10.0
 # Seconds after which a paused subscription or a replaced secret takes effect in the ingress.
@@ -126,26 +86,13 @@ class Server:
         self._is_stopped = False
         self.settings = settings
         self._allowed_hosts = contextlib.ExitStack()
-        self.metrics = Metrics()
+        self._authenticator = _authenticator(settings)
+        owner = _lease_owner(settings)
+        self.core = core = ServerCore(settings, owner, self._authenticator)
+        self.metrics, self.database, self.journal, self.hub = core.metrics, core.database, core.journal, core.hub
+        self.audit, self.artifacts, self.wallet, self.keys = core.audit, core.artifacts, core.wallet, core.keys
+        self.aliases, self.task_broker, self.matcher = core.aliases, core.task_broker, core.matcher
         self._tls = ServerTls(settings.tls, self.metrics) if settings.tls.is_on else None
-        self.database = open_database(
-            settings.store,
-            limits=WriterLimits(queue_operations=settings.queue_operations, queue_bytes=settings.queue_bytes),
-            metrics=self.metrics,
-            readers=settings.readers,
-            sqlite_limits=SqliteLimits(settings.sqlite_wal_bytes, settings.sqlite_cache_bytes),
-            witness=settings.witness,
-            accept_loss=settings.accept_loss,
-        )
-        self.journal = Journal(self.database, settings.max_payload_bytes)
-        self._archive = past = open_archive(settings.lake, dict(settings.lake_options)) if settings.lake else None
-        budget = PredicateBudget(self.metrics, settings.predicate_cpu_ms_per_s)
-        self.hub = Hub(self.database, archive=past, predicate_budget=budget, epoch_margin=settings.epoch_margin)
-        self.audit = Audit(self.journal)
-        self.artifacts = Artifacts(settings.artifact_store, settings.artifact_threshold_bytes)
-        redactors = TenantRedactors(settings.safe_type_names, settings.redaction, settings.redaction_key)
-        self.journal.screen = DraftScreen(redactors, self.artifacts, self.audit, self.metrics)
-        self.wallet = Wallet(self.database, master_keys(settings.wallet_key, settings.store))
         self.listeners = CatalogListeners(self.database, self.wallet)
         begin = RunStarter(self.journal)
         self.spooling = SpoolingDispatch(
@@ -165,36 +112,16 @@ class Server:
             body_timeout_s=settings.ingress_body_timeout_s,
             readiness=self._check_readiness,
         )
-        self._authenticator = _authenticator(settings)
-        self.keys = KeyRing(self.database)
-        self.aliases = TenantAliases(self.database)
-        self._access = Access(
-            self._authenticator,
-            self.audit,
-            self.keys,
-            self.aliases,
-            settings.internal_token,
-            ClientCertificates(settings.tls_clients),
-            requires_keys=settings.require_keys,
-        )
-        self.journal.shares_runs = self._access.is_open
-        self._admission = Admission(
-            TenantLimits(**{name: getattr(settings, name) for name in TenantLimits._fields}), self.metrics
-        )
-        self.task_broker = TaskBroker(self.database)
-        owner = _lease_owner(settings)
-        self.matcher = Matcher(self.hub, self.task_broker, owner)
         self.hosting = RuntimeSupervisor(self.journal, self.wallet.use, owner)
         self._scrubber = Scrubber(
             self.database,
             owner,
             entries_per_s=settings.scrub_entries_per_s,
             interval_h=settings.scrub_interval_h,
-            archive=past,
+            archive=core.archive,
         )
         self._max_message_bytes = _max_message_bytes(settings)
         self._methods: Mapping[str, UnaryMethod] = {}
-        self._journal_service = JournalService(self.journal, self.hub, self._admission)
         self.grpc_address = ""
         self.grpc_client_address = ""
         self.http_address = ""
@@ -218,15 +145,9 @@ class Server:
         self._allowed_hosts.enter_context(allowing(self.settings.http_allow))
         await self.database.open()
         try:
-            await self._close_cut()
+            await self.core.start()
             if self._authenticator is not None:
                 await self._authenticator.keys.start()
-            await self.keys.start()
-            await self.aliases.start()
-            await self.hub.start()
-            await self.task_broker.start()
-            if self.settings.match_reactions:
-                await self.matcher.start()
             await self._open_grpc()
             if self.settings.http_listen:
                 self._open_http()
@@ -238,45 +159,10 @@ class Server:
             self._tls.start()
         await self.hosting.start()
         self.spooling.recover(self.listeners)
+        self.core.start_tasks()
         supervise = self.metrics.background.supervise
-        self._tasks.append(asyncio.create_task(supervise("housekeeping", self._run_housekeeping)))
-        self._tasks.append(asyncio.create_task(supervise("store maintenance", self.database.maintain)))
         self._tasks.append(asyncio.create_task(supervise("counter", self._run_counter)))
         self._tasks.append(asyncio.create_task(supervise("scrubber", self._scrubber.run)))
-
-    async def _close_cut(self) -> None:
-        """Continue above the entries that the database lost, if the loss is accepted."""
-        loss = await self._find_archived_loss() or self.database.witness.accepted
-        if loss is None:
-            if self.settings.accept_loss:
-                log.warning("accept_loss is set and nothing was lost: remove it, or the next loss goes unnoticed")
-            return
-        # A file of one machine knows the last number; other servers of a PostgreSQL may have given out more.
-        margin = 0 if self.database.dialect == "sqlite" else self.settings.epoch_margin
-        known, epoch, cause = loss.known.global_seq, loss.known.epoch, f"accepted at the start: {loss}"
-        note = await self.database.write(
-            lambda tx: close_cut(tx, last_known=known, margin=margin, cause=cause, last_epoch=epoch)
-        )
-        self.metrics.tail_lost.inc(max(known - loss.head.global_seq, 0))
-        log.warning("%s; the journal continues at entry %d", loss, note.global_seq)
-
-    async def _find_archived_loss(self) -> TailLoss | None:
-        """What the journal lost of the entries that the archive has. Raises TailLost unless the loss is accepted."""
-        if self._archive is None:
-            return None
-        head = await self.database.read(read_head)
-        try:
-            tail = await asyncio.to_thread(self._archive.newer_tail, head)
-        except (ArchiveDamaged, ArchiveUnreachable) as error:
-            log.warning("the end of the journal is not compared with the archive: %s", error)
-            return None
-        accepted = self.database.witness.accepted
-        if tail is None or (accepted is not None and accepted.known.global_seq >= tail.global_seq):
-            return None
-        loss = await self.database.read(lambda reader: find_loss(reader, tail))
-        if loss is not None and not self.settings.accept_loss:
-            raise loss.error(mask_urls(self.settings.store), f"the archive {mask_urls(self.settings.lake)}")
-        return loss
 
     async def stop(self) -> None:
         """Stop accepting requests, finish commits, end streams with a status, close the database. Idempotent."""
@@ -293,27 +179,22 @@ class Server:
         if self._http is not None:
             self._http.request_stop()
         await asyncio.sleep(0)  # both listeners stop accepting before streams are asked to end
-        self._journal_service.end_append_streams()
+        self.core.end_append_streams()
         await self.hosting.close(self.settings.shutdown_grace_s)
-        await self.matcher.close()
-        await self.task_broker.close()
-        await self.hub.close()
+        await self.core.end_streams()
         await asyncio.gather(*stopping)
         await self._readiness.close()
         for task in self._tasks:
             if task.get_name() != "http":
                 task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.core.stop_tasks()
         await self._scrubber.close()
         if self._authenticator is not None:
             await self._authenticator.keys.close()
-        await self.keys.close()
-        await self.aliases.close()
         await self.ingress.close()
         await self.spooling.close()
-        await self.audit.close()
-        self.wallet.close()
-        await self.database.close()
+        await self.core.close()
         self._allowed_hosts.close()
 
     async def __aenter__(self) -> Server:
@@ -325,25 +206,9 @@ class Server:
 
     async def _open_grpc(self) -> None:
         server = grpc.aio.server(options=grpc_options(self._max_message_bytes))
-        services = [
-            self._journal_service,
-            ValuesService(self.journal, self.hub),
-            RunsService(self.journal),
-            EffectsService(self.journal),
-            SessionsService(self.journal),
-            ReactionsService(self.journal, self.hub.predicate_budget),
-            TasksService(self.journal, self.task_broker),
-            DeadLettersService(
-                self.journal, self.task_broker, partial(self.wallet.use, to="a caller's look at dead letters")
-            ),
-            CatalogService(self.journal, KINDS),
-            AdvanceService(self.journal),
-            InfoService(self.journal, self._info),
-        ]
-        access = RpcAccess(self._access, self._admission)
-        calls = UnaryCalls(self.settings.grpc_max_concurrent_calls)
-        self._methods = unary_methods(services, self.metrics, access, calls)
-        server.add_generic_rpc_handlers((handlers(services, self._methods, self.metrics, access),))
+        methods = self.core.bind_methods(self._info)
+        self._methods = methods.unary
+        server.add_generic_rpc_handlers((handlers(methods),))
         standard = StandardServices(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, standard)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -393,7 +258,7 @@ class Server:
 
     def _http_app(self) -> ASGIApp:
         settings = self.settings
-        access = HttpAccess(self._access, self._admission, anonymous_network=settings.anonymous == "network")
+        access = HttpAccess(self.core.access, self.core.admission, anonymous_network=settings.anonymous == "network")
         sse = SseFormat()
         limits = LiveLimits(
             settings.subscriber_buffer_size,
@@ -417,26 +282,11 @@ class Server:
         return build_app(self._readiness, self.metrics, endpoints, settings.origins)
 
     def _key_routes(self) -> KeyRoutes:
-        is_open_to_network = self._access.is_open and self.settings.anonymous == "network"
+        is_open_to_network = self.core.access.is_open and self.settings.anonymous == "network"
         return KeyRoutes(self.database, self.keys, self.settings.auth_max_lifetime_s, is_refused=is_open_to_network)
 
     async def _emit(self, events: Sequence[SubscriptionEvent]) -> None:
         await self.journal.append([event.draft() for event in events])
-
-    async def _run_housekeeping(self) -> None:
-        while True:
-            try:
-                await delete_expired_requests(self.database)
-                await self.wallet.delete_retired()
-                await purge_tasks(self.database, self.settings.keep_tasks_h)
-                await self.database.write(lambda tx: forget_claims(tx, now_ms()))
-                await self.database.write(lambda tx: delete_ended(tx, now_ms()))
-                await self.database.write(lambda tx: delete_expired(tx, now_ms()))
-                await release_stranded(self.database)
-                await self.hub.gaps.refresh()
-            except TapeError as error:
-                log.warning("housekeeping failed, retrying in %.0f s: %s", HOUSEKEEPING_S, error)
-            await asyncio.sleep(HOUSEKEEPING_S)
 
     async def _run_counter(self) -> None:
         while True:

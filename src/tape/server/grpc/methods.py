@@ -1,4 +1,4 @@
-"""The methods of `tape.v1.Tape`, and how a unary one is served: the same way for gRPC and for the call protocol.
+"""The methods of `tape.v1.Tape`, and how they are served: the same way for gRPC, the call protocol and in the process.
 
 Methods return a message or its bytes: entries are encoded once and shared.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from google.protobuf.descriptor import MethodDescriptor
@@ -23,7 +23,7 @@ from tape.errors import CursorDiverged, EntryDamaged, Overloaded, TapeError, Ten
 from tape.model.entry import check_id
 from tape.proto import tape_pb2
 from tape.server.grpc.access import RpcAccess
-from tape.server.grpc.decoders import Undecodable, decoder, undecodable
+from tape.server.grpc.decoders import DecodedRequests, Undecodable, decoder, undecodable
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +49,7 @@ METHODS: Sequence[MethodDescriptor] = tape_pb2.DESCRIPTOR.services_by_name["Tape
 
 Reply = Message | bytes
 Serve = Callable[[Any, "Context"], Awaitable[Reply]]
+Stream = Callable[[Any, "Context"], AsyncIterator[Reply]]
 
 
 class Context(Protocol):
@@ -146,15 +147,23 @@ def find_function(services: Sequence[Any], method: MethodDescriptor) -> Any:
     return next((getattr(service, name) for service in services if hasattr(service, name)), None)
 
 
-def unary_methods(
-    services: Sequence[Any], metrics: Metrics, access: RpcAccess, calls: UnaryCalls
-) -> Mapping[str, UnaryMethod]:
-    """The unary methods by name."""
-    return {
-        method.name: UnaryMethod(method, find_function(services, method), metrics, access, calls)
-        for method in METHODS
-        if not (method.client_streaming or method.server_streaming)
-    }
+class Methods(NamedTuple):
+    """The RPCs by name."""
+
+    unary: Mapping[str, UnaryMethod]
+    streams: Mapping[str, StreamMethod]
+
+
+def bind_methods(services: Sequence[Any], metrics: Metrics, access: RpcAccess, calls: UnaryCalls) -> Methods:
+    """Bind each RPC of the proto to the function that serves it."""
+    unary, streams = {}, {}
+    for method in METHODS:
+        function = find_function(services, method)
+        if method.client_streaming or method.server_streaming:
+            streams[method.name] = StreamMethod(method, function, metrics, access)
+        else:
+            unary[method.name] = UnaryMethod(method, function, metrics, access, calls)
+    return Methods(unary, streams)
 
 
 class UnaryMethod:
@@ -195,6 +204,42 @@ class UnaryMethod:
             self._calls.leave()
         self._succeeded.inc()
         return to_bytes(reply)
+
+    def fail(self, error: Exception) -> RpcFailure:
+        """Count a failed call, and describe its error for the caller."""
+        return fail(error, self.name, self._metrics)
+
+
+class StreamMethod:
+    """A streaming RPC: admits its calls, decodes their requests and counts how they end."""
+
+    def __init__(self, method: MethodDescriptor, function: Stream | None, metrics: Metrics, access: RpcAccess) -> None:
+        self.name = method.name
+        self.has_request_stream = method.client_streaming
+        self._decode = request_decoder(method)
+        self._function = function
+        self._metrics = metrics
+        self._access = access
+
+    async def serve(self, data: Any, context: Context) -> AsyncGenerator[Reply, None]:
+        """The replies to a request as it arrived, or to an iterator of them. What it raises, `fail` describes."""
+        if self._function is None:
+            raise Unserved
+        caller = await self._access.admit(self.name, context)
+        stream = self._access.admission.open_stream(caller)
+        try:
+            requests = DecodedRequests(self.name, self._decode, aiter(data)) if self.has_request_stream else None
+            request = requests or self._decode(data)
+            if isinstance(request, Undecodable):
+                raise undecodable(self.name, request)
+            replies = self._function(request, context)
+            async for reply in replies if caller.is_open else self._access.guard(caller, replies):
+                yield reply
+            if requests is not None:
+                requests.check()
+        finally:
+            stream.close()
+        self._metrics.rpcs.labels(self.name, "OK").inc()
 
     def fail(self, error: Exception) -> RpcFailure:
         """Count a failed call, and describe its error for the caller."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from tape.documents.document import Check
 from tape.engine.security.wallet import Wallet
 from tape.journal.journal import Journal
-from tape.playbooks.document import read_playbook
+from tape.server.document_kinds import KINDS
 from tape.server.http.catalog import CatalogRoutes
 from tape.server.http.credentials import CredentialRoutes
 from tape.server.http.deliveries import DeliveryRoutes
@@ -19,11 +18,7 @@ from tape.server.http.offsets import OffsetRoutes
 from tape.server.http.pools import PoolRoutes
 from tape.server.http.router import App, Handler
 from tape.server.http.subscriptions import SubscriptionRoutes
-from tape.subscriptions.document.validator import read_subscription
 from tape.subscriptions.ingress.listeners import ListenerSource
-
-# The kinds of documents, with the validator of each.
-KINDS: dict[str, Check] = {"playbook": read_playbook, "subscription": read_subscription}
 
 
 class ApiRoutes:
