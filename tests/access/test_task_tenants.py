@@ -89,6 +89,20 @@ async def test_a_worker_claims_the_tasks_of_its_tenant(tenants: Tenants) -> None
     assert not await claim(tenants.unbound, "r")
 
 
+async def test_a_worker_extends_no_lease_of_another_tenant_that_has_its_name(tenants: Tenants) -> None:
+    await register(tenants.unbound, "r")
+    for client in (tenants.ours, tenants.theirs):
+        await client.append("/tape/order/paid/1")
+    await matched(tenants.unbound)
+    (ours,), (theirs,) = [
+        await claim(client, "r", owner="w", lease_ms=10_000) for client in (tenants.ours, tenants.theirs)
+    ]
+    assert not await claim(tenants.ours, "r", owner="w", lease_ms=60_000)
+    (extended,), (kept,) = [await tasks(client, "r") for client in (tenants.ours, tenants.theirs)]
+    assert extended.lease_expires_at_ms > ours.lease_expires_at_ms
+    assert kept.lease_expires_at_ms == theirs.lease_expires_at_ms
+
+
 async def test_in_strict_order_the_tasks_of_one_tenant_do_not_block_another(tenants: Tenants) -> None:
     await register(tenants.unbound, "r", strict_order=True)
     await tenants.theirs.append("/tape/order/paid/theirs")

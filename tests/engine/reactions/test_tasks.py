@@ -133,6 +133,63 @@ async def test_a_claim_of_tasks_by_id_lets_their_lease_begin_anew(client: AsyncT
         await claim(client, owner="b", task_ids=[second.task_id])
 
 
+async def test_a_plain_claim_extends_the_leases_of_its_owner_and_hands_none_of_its_tasks_out(
+    client: AsyncTapeClient,
+) -> None:
+    await fill(client, 3)
+    began = now()
+    first, second = await claim(client, owner="a", lease_ms=10_000, max=2, now_ms=began)
+    (third,) = await claim(client, owner="a", lease_ms=10_000, now_ms=began + 9_000)
+    assert third.task_id not in (first.task_id, second.task_id)
+    assert {task.task_id: task.lease_expires_at_ms - began for task in await tasks(client)} == {
+        task.task_id: 19_000 for task in (first, second, third)
+    }
+    assert {task.attempts for task in await tasks(client)} == {1}
+    assert await claim(client, owner="b", now_ms=began + 18_000) == []
+    await client.complete_task(task_id=first.task_id, owner="a")
+
+
+async def test_a_lease_is_extended_by_plain_claims_at_most_ten_times(client: AsyncTapeClient) -> None:
+    await fill(client, 1)
+    at = now()
+    (task,) = await claim(client, owner="a", lease_ms=10_000, now_ms=at)
+    for _ in range(10):
+        at += 9_000
+        assert await claim(client, owner="a", lease_ms=10_000, now_ms=at) == []
+    assert [each.lease_expires_at_ms for each in await tasks(client)] == [at + 10_000]
+    at += 9_000
+    assert await claim(client, owner="a", lease_ms=10_000, now_ms=at) == []
+    at += 1_000
+    (again,) = await claim(client, owner="a", lease_ms=10_000, now_ms=at)
+    assert (again.task_id, again.attempts) == (task.task_id, 2)
+    assert await claim(client, owner="a", lease_ms=10_000, now_ms=at + 9_000) == []  # it counts from 0 again
+    assert [each.lease_expires_at_ms for each in await tasks(client)] == [at + 19_000]
+
+
+async def test_a_worker_that_polls_often_uses_up_no_extensions(client: AsyncTapeClient) -> None:
+    """Half a lease later at the earliest: a poll every 100 ms must not end a lease of 10 s after a second."""
+    await fill(client, 1)
+    at = now()
+    await claim(client, owner="a", lease_ms=10_000, now_ms=at)
+    for _ in range(400):
+        at += 100
+        assert await claim(client, owner="a", lease_ms=10_000, now_ms=at) == []
+    assert await claim(client, owner="b", lease_ms=10_000, now_ms=at) == []
+
+
+async def test_a_plain_claim_extends_no_lease_of_another_owner_reaction_or_shard(client: AsyncTapeClient) -> None:
+    await fill(client, 8, num_shards=4)
+    await register(client, "other")
+    began = now()
+    held = await claim(client, owner="a", lease_ms=10_000, now_ms=began)
+    shard = held[0].shard
+    await claim(client, owner="b", lease_ms=10_000, now_ms=began + 9_000)
+    await claim(client, "other", owner="a", lease_ms=10_000, now_ms=began + 9_000)
+    assert {task.lease_expires_at_ms for task in await tasks(client)} == {began + 10_000}
+    await claim(client, owner="a", shard=shard, lease_ms=10_000, now_ms=began + 9_000)
+    assert {task.shard for task in await tasks(client) if task.lease_expires_at_ms == began + 19_000} == {shard}
+
+
 async def test_no_more_than_max_concurrency_tasks_are_claimed_at_once_by_all_owners(client: AsyncTapeClient) -> None:
     await fill(client, 10, max_concurrency=3)
     mine = await claim(client, owner="a", max=2)

@@ -14,7 +14,7 @@ from tape.engine.reactions.new_tasks import NewTasks
 from tape.engine.reactions.reaction import COLUMNS as REACTION_COLUMNS
 from tape.engine.reactions.reaction import MAX_DEBOUNCE_MS, Reaction
 from tape.engine.reactions.task_order import WAITS_MS
-from tape.engine.reactions.tasks import CLAIMED, COLUMNS, PENDING, Task
+from tape.engine.reactions.tasks import CLAIMED, COLUMNS, LIGHT_COLUMNS, PENDING, Task
 from tape.errors import InvalidInput
 from tape.model.principal import SYSTEM, acting_as, current_principal
 from tape.model.reaction_states import HandlerKind
@@ -26,6 +26,8 @@ from tape.store.records import load, load_all
 DEFAULT_MAX = 16
 MAX_AT_ONCE = 1_000
 ANY_SHARD = -1
+# How often a claim that names no tasks extends the lease of one. A task whose worker forgot it is redelivered then.
+MAX_RENEWALS = 10
 NO_NEW_TASKS = NewTasks()
 
 
@@ -100,6 +102,38 @@ def claim_tasks(tx: Transaction, request: ClaimRequest, now: int = 0, new: NewTa
     return claim_up_to(tx, reaction, free_slots, terms, wanted, new)
 
 
+def extend_leases(tx: Transaction, request: ClaimRequest, now: int = 0) -> int:
+    """Extend the owner's unexpired leases that have less than half of `lease_ms` left; how many.
+
+    It is what a plain claim does first: a worker that polls while its handlers run keeps their tasks, at most
+    MAX_RENEWALS times each. These tasks are not among those claimed.
+    """
+    tasks.check_owner(request.owner)
+    lease_ms = tasks.check_lease_ms(request.lease_ms)
+    now = now or now_ms()
+    narrowed, params = _narrow(request.shard)
+    rows = tx.query(
+        f"SELECT {LIGHT_COLUMNS} FROM tape_tasks WHERE reaction_id = ? AND status = {CLAIMED} AND lease_owner = ?"
+        f" AND lease_expires_at_ms > ? AND lease_expires_at_ms < ? AND lease_renewals < {MAX_RENEWALS}"
+        f"{narrowed} ORDER BY lease_expires_at_ms LIMIT ?",
+        request.reaction_id,
+        request.owner,
+        now,
+        now + -(-lease_ms // 2),
+        *params,
+        MAX_AT_ONCE,
+    )
+    held = tasks.granted(load_all(Task, rows))
+    if held:
+        condition, ids = tx.is_any("task_id", [task.task_id for task in held])
+        tx.execute(
+            f"UPDATE tape_tasks SET lease_expires_at_ms = ?, lease_renewals = lease_renewals + 1 WHERE {condition}",
+            now + lease_ms,
+            ids,
+        )
+    return len(held)
+
+
 class ClaimTerms(msgspec.Struct, frozen=True):
     """The new lease of claimed tasks, and of the reaction: first and last expiry (0: none), first and last due time."""
 
@@ -169,7 +203,7 @@ def claim_up_to(
         condition, ids = tx.is_any("task_id", [task.task_id for task in claimed])
         tx.execute(
             f"UPDATE tape_tasks SET status = {CLAIMED}, attempts = attempts + 1, lease_owner = ?,"
-            " lease_expires_at_ms = ?"
+            " lease_expires_at_ms = ?, lease_renewals = 0"
             f" WHERE {condition}",
             terms.owner,
             terms.lease_expires_at_ms,

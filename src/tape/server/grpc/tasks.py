@@ -10,7 +10,7 @@ import msgspec
 
 from tape.engine.executions.retries import RetryFilter, retry_runs
 from tape.engine.reactions import claims, dead_letters, registry, tasks
-from tape.engine.reactions.claims import ANY_SHARD, ClaimRequest
+from tape.engine.reactions.claims import ANY_SHARD, ClaimRequest, ClaimResult
 from tape.engine.reactions.dead_letters import DeadLetterFilter
 from tape.engine.reactions.reaction import Reaction
 from tape.engine.reactions.statistics import ReactionStatistics
@@ -44,7 +44,7 @@ class TasksService:
     # ── for dispatchers ──────────────────────────────────────────────────────────────────────────
 
     async def claim_tasks(self, request: pb.ClaimTasksRequest, context: Context) -> pb.ClaimTasksResponse:
-        """Claim tasks, or renew the lease of claimed ones."""
+        """Claim tasks, and extend the owner's leases on others; with `task_ids`, renew the leases on these alone."""
         tasks.check_owner(request.owner)
         now = check_time("now_ms", request.now_ms)
         if request.task_ids:
@@ -55,7 +55,7 @@ class TasksService:
             _raise_first(extended.rejected)
             return pb.ClaimTasksResponse(tasks=map(task_message, extended.tasks))
         want = ClaimRequest(request.reaction_id, request.owner, request.lease_ms, request.max, request.shard)
-        claimed = await self._database.write(lambda tx: claims.claim_tasks(tx, _resolved(tx, want), now))
+        claimed = await self._database.write(lambda tx: _claim(tx, _resolved(tx, want), now))
         self._metrics.tasks_claimed.inc(len(claimed.tasks))
         self._metrics.tasks_settled.labels("DLQ").inc(claimed.dead_lettered)
         return pb.ClaimTasksResponse(tasks=map(task_message, claimed.tasks))
@@ -211,6 +211,11 @@ def displayed(record: R) -> R:
 def _resolved(tx: Transaction, named: C) -> C:
     """The request or filter with the id of the reaction that it names."""
     return msgspec.structs.replace(named, reaction_id=registry.resolve(tx, named.reaction_id))
+
+
+def _claim(tx: Transaction, request: ClaimRequest, now: int) -> ClaimResult:
+    claims.extend_leases(tx, request, now)
+    return claims.claim_tasks(tx, request, now)
 
 
 def _reply(delivery: DispatcherDelivery) -> pb.DispatchReply:
