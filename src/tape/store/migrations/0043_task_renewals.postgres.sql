@@ -1,0 +1,2 @@
+-- How often the lease of a claimed task was extended by claims that did not name the task.
+ALTER TABLE tape_tasks ADD COLUMN lease_renewals BIGINT NOT NULL DEFAULT 0;
