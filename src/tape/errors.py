@@ -571,6 +571,12 @@ class InvalidRule(InvalidInput, ValueError):
     code = "TAPE-1959"
 
 
+class InvalidSessionValue(InvalidInput, ValueError):
+    """A parameter of a session's branches or cached effects has a value that cannot be used."""
+
+    code = "TAPE-2470"
+
+
 # ── 1975: sinks and the relay ────────────────────────────────────────────────────────────────────
 
 

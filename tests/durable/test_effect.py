@@ -492,7 +492,12 @@ def test_what_failed_need_not_be_undone(url: str, observer: TapeClient) -> None:
         ({"dispatch": "outbox"}, "name the connector"),
         ({"business_key": "x"}, "business_key of 'act' requires connector"),
         ({"semantics": "non_idempotent"}, "allow_unsafe"),
-        ({"semantics": "non_idempotent", "dispatch": "outbox", "connector": "bank"}, "business_key"),
+        ({"semantics": "non_idempotent", "dispatch": "outbox", "connector": "bank"}, "scope='bank'"),
+        (
+            {"semantics": "non_idempotent", "dispatch": "outbox", "connector": "bank", "allow_unsafe": True},
+            "has no scope",
+        ),
+        ({"semantics": "non_idempotent", "dispatch": "outbox", "connector": "bank", "scope": "pay"}, "business_key"),
     ],
 )
 def test_a_declaration_that_cannot_be_made_safe_is_refused_at_once(declared: dict[str, Any], complaint: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import json
 import time
 from collections.abc import AsyncIterator
@@ -424,6 +425,23 @@ async def test_a_budget_admits_until_its_cap(client: AsyncTapeClient) -> None:
     assert (state.usd_cap, state.usd_spent, state.tokens_spent) == (5.0, 0.75, 90)
     with pytest.raises(InvalidInput, match="usd -1"):
         await client.charge_budget(run_id=run_id, usd=-1)
+
+
+async def test_a_charge_that_cannot_be_stored_is_an_invalid_argument(client: AsyncTapeClient) -> None:
+    run_id = await begin(client)
+    await client.charge_budget(run_id=run_id, usd=1e308, tokens=2**63 - 1)
+    for charge in ({"tokens": 1}, {"usd": 1e308}):
+        with pytest.raises(InvalidInput, match="larger than can be stored") as raised:
+            await client.charge_budget(run_id=run_id, **charge)
+        assert raised.value.status == "INVALID_ARGUMENT"
+    for field in ("usd", "usd_cap"):
+        for value in (math.inf, math.nan):
+            call = client.charge_budget if field == "usd" else client.set_budget
+            with pytest.raises(InvalidInput, match=f"{field} "):
+                await call(run_id=run_id, **{field: value})
+    spent = await client.charge_budget(run_id=run_id)
+    assert (spent.usd_spent, spent.tokens_spent) == (1e308, 2**63 - 1)
+    assert (await client.admit_budget(run_id=run_id, usd_estimate=1e308, token_estimate=2**63 - 1)).admitted
 
 
 async def test_concurrent_charges_add_up(client: AsyncTapeClient) -> None:

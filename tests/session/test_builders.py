@@ -68,25 +68,30 @@ values = st.recursive(
 )
 
 
+def is_mutable(value: Any) -> bool:
+    return isinstance(value, dict | list | set)
+
+
 @given(first=values, second=values, kind=texts, seq=st.integers(0), ms=st.integers(0, 10**9))
 def test_a_line_made_with_its_entry_is_the_line_of_that_entry(
     first: Any, second: Any, kind: str, seq: int, ms: int
 ) -> None:
     event, t = Anything(first=first, second=second, kind=kind), ms / 1_000
-    entry, line = (ENTRIES_AND_LINES.get(Anything) or ENTRIES_AND_LINES.learn(event))(event, seq, t)
-    assert list(entry) == ["seq", "t", "kind", "type", "first", "second"]
+    kept, line, entry = (ENTRIES_AND_LINES.get(Anything) or ENTRIES_AND_LINES.learn(event))(event, seq, t)
+    assert list(kept) == list(entry) == ["seq", "t", "kind", "type", "first", "second"]
     assert all(entry[name] is getattr(event, name) for name in ("kind", "first", "second"))
+    assert not any(kept[name] is value for name, value in (("first", first), ("second", second)) if is_mutable(value))
     assert (entry["seq"], entry["t"], entry["type"]) == (seq, t, "Anything")
     if line is not None:
-        assert line == to_line(entry)
+        assert line == to_line(entry) == to_line(kept)
     without = (ENTRIES.get(Anything) or ENTRIES.learn(event))(event, seq, t)
-    assert list(without[0].items()) == list(entry.items())
+    assert list(without[2].items()) == list(entry.items())
     assert without[1] is None
 
 
 def test_events_of_plain_values_get_a_line() -> None:
     event = Anything(first="é", second={"a": [1, True, None, 0.5]})
-    entry, line = Builders(with_lines=True).learn(event)(event, 7, 0.25)
+    entry, line, _ = Builders(with_lines=True).learn(event)(event, 7, 0.25)
     assert line == to_line(entry) == json.dumps(entry).encode() + b"\n"
 
 
@@ -104,7 +109,7 @@ JSON_LACKS = {
 @pytest.mark.parametrize("value", JSON_LACKS.values(), ids=JSON_LACKS)
 def test_values_that_json_lacks_leave_the_line_to_the_slow_way(value: Any) -> None:
     event = Anything(first=value)
-    entry, line = Builders(with_lines=True).learn(event)(event, 0, 0.0)
+    _, line, entry = Builders(with_lines=True).learn(event)(event, 0, 0.0)
     assert entry["first"] is value
     assert line is None
 

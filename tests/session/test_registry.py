@@ -92,3 +92,13 @@ def test_scopes_do_not_leak() -> None:
     assert own.has("own")
     R.clear()
     assert R.names() == ()
+
+
+def test_a_scope_is_a_registry_also_without_a_block() -> None:
+    before = R.registry()
+    scope = R.scope()
+    assert scope.signal("heat", 3).value == 3
+    assert R.registry() is before
+    with scope as used:
+        assert R.registry() is used is scope
+    assert R.registry() is before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -49,7 +50,13 @@ def test_branches_merge_in_three_ways_and_differ_in_three() -> None:
     assert forks.merge("a", "b") == {"x": 2, "only": 1, "more": 2}
     assert forks.merge("a", "b", strategy="intersection") == {"x": 2}
     assert forks.merge("a", "b", strategy="prefer", prefer="a")["x"] == 1
-    assert forks.diff("a", "b") == {"only_in_a": {"only": 1}, "only_in_b": {"more": 2}, "different": {"x": (1, 2)}}
+    assert forks.diff("a", "b") == {
+        "only_a": {"only": 1},
+        "only_b": {"more": 2},
+        "only_in_a": {"only": 1},
+        "only_in_b": {"more": 2},
+        "different": {"x": (1, 2)},
+    }
     for wrong in ({"strategy": "best"}, {"strategy": "prefer", "prefer": "c"}):
         with pytest.raises(InvalidInput):
             forks.merge("a", "b", **wrong)  # type: ignore[arg-type]
@@ -175,3 +182,50 @@ def test_short_names_make_the_parts() -> None:
     assert H.dispatcher().bus.buffer == []
     assert H.event_bus(3).buffer == []
     assert H.tape(5).head == 0
+
+
+def test_switching_gives_the_state_of_the_branch_and_the_branch() -> None:
+    forks = ForkManager()
+    forks.fork("a", {"x": [1]}, messages=["hello"])
+    state = forks.switch("a")
+    assert state == {"x": [1]}
+    assert (state.name, state.messages, state.state) == ("a", ["hello"], {"x": [1]})
+    state["x"].append(2)
+    assert forks.get("a").state == {"x": [1]}
+    with pytest.raises(AttributeError):
+        _ = state.unknown
+    assert copy.deepcopy(state) == state
+
+
+def test_wrong_values_of_branches_and_effects_are_value_errors() -> None:
+    forks = ForkManager()
+    forks.fork("a", {})
+    for call in (lambda: forks.merge(), lambda: forks.merge("a", strategy="odd"), lambda: ForkManager(max_branches=0)):
+        with pytest.raises(ValueError):
+            call()
+    with pytest.raises(ValueError, match="ttl_seconds 0"):
+        EffectCache().put("t", "k", 1, ttl_seconds=0)
+
+
+def test_results_of_scopes_are_kept_apart() -> None:
+    cache = EffectCache()
+    cache.put("t", "k", 1, scope="user")
+    cache.put("t", "k", 2)
+    assert [cache.get("t", "k", scope=scope).value for scope in ("user", "session")] == [1, 2]  # type: ignore[union-attr]
+    assert cache.get("t", "k").value == 2  # type: ignore[union-attr]
+    assert cache.get("t", "k", scope="other") is None
+    assert (cache.size, cache.invalidate("t", scope="user"), cache.size) == (2, 1, 1)
+    assert cache.clear_scope("session") == 1
+    assert cache.get("t", "k") is None
+
+
+def test_a_snapshot_shares_nothing_with_its_session() -> None:
+    store = SessionStore()
+    store.record_event({"kind": "plan", "steps": ["a"]})
+    store.fork("b", {"x": []})
+    snapshot = store.snapshot()
+    snapshot.events[0]["steps"].append("b")
+    restored = SessionStore.from_snapshot(snapshot)
+    restored.forks.get("b").state["x"].append(1)
+    assert store.tape.events[0]["steps"] == ["a"]
+    assert snapshot.branches["b"]["state"] == {"x": []}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tape import EventRecord, HarnessEvent, InMemoryBackend, SessionTape, TextChunk, ToolCallStart
+from tape import (
+    ChainBackend,
+    EventRecord,
+    HarnessEvent,
+    InMemoryBackend,
+    JsonlBackend,
+    SessionTape,
+    TextChunk,
+    ToolCallStart,
+)
 from tape.errors import CursorExpired, InvalidEvent, InvalidInput, SeqTaken, SessionCursorExpired
 
 
@@ -342,3 +351,125 @@ def test_the_typed_view_carries_everything() -> None:
 def test_something_that_is_no_backend_is_refused() -> None:
     with pytest.raises(InvalidInput, match="needs an append"):
         SessionTape(backend=object())  # type: ignore[arg-type]
+
+
+# ── whose values entries hold ────────────────────────────────────────────────────────────────────
+
+
+def test_changing_what_was_recorded_does_not_change_the_tape(tmp_path: Path) -> None:
+    args: dict[str, Any] = {"paths": ["a"], "seen": {1}}
+    event = {"kind": "plan", "args": args}
+    with SessionTape(backend=JsonlBackend(tmp_path / "tape.jsonl")) as tape:
+        returned = [
+            tape.record(ToolCallStart(tool_name="ls", args=args)),
+            tape.record(event),
+            tape.record_dict({"kind": "copied", "args": args}),
+        ]
+        args["paths"].append("b")
+        args["seen"].add(2)
+        event["kind"] = "other"
+        for entry in returned:
+            entry["args"]["more"] = True
+        assert [entry["args"] for entry in tape.events] == [{"paths": ["a"], "seen": {1}}] * 3
+        assert [entry["kind"] for entry in tape.events] == ["tool_call_start", "plan", "copied"]
+    assert [entry["args"] for entry in SessionTape.load(tmp_path / "tape.jsonl").events] == [
+        {"paths": ["a"], "seen": [1]}
+    ] * 3
+
+
+def test_a_value_that_cannot_be_copied_is_recorded_as_its_repr() -> None:
+    lock = threading.Lock()
+    tape = SessionTape()
+    assert tape.record({"kind": "odd", "lock": lock})["lock"] is lock
+    assert tape.events[0]["lock"] == repr(lock)
+
+
+# ── a file behind ────────────────────────────────────────────────────────────────────────────────
+
+
+def texts(entries: Iterable[dict[str, Any]]) -> list[int]:
+    return [entry["n"] for entry in entries]
+
+
+def fill(backend: Any, count: int = 100, max_events: int = 5) -> SessionTape:
+    tape = SessionTape(max_events=max_events, backend=backend)
+    for number in range(count):
+        tape.record({"kind": "n", "n": number})
+    return tape
+
+
+@pytest.mark.parametrize("make", [JsonlBackend, lambda path: ChainBackend(ServerlessBackend(), JsonlBackend(path))])
+async def test_entries_that_left_memory_are_read_from_the_file(make: Any, tmp_path: Path) -> None:
+    tape = fill(make(tmp_path / "tape.jsonl"))
+    assert (tape.size, tape.watermark) == (5, 95)
+    assert texts(tape.since(0)) == list(range(100))
+    assert texts(tape.since(93)) == list(range(93, 100))
+    assert [record.seq for record in tape.records_since(42)] == list(range(42, 100))
+    tail = tape.tail(90)
+    assert [(await anext(tail))["n"] for _ in range(3)] == [90, 91, 92]
+    for number in range(100, 120):  # while the reader is behind
+        tape.record({"kind": "n", "n": number})
+    assert [(await anext(tail))["n"] for _ in range(27)] == list(range(93, 120))
+    tape.close()
+    again = SessionTape(max_events=5, backend=JsonlBackend(tmp_path / "tape.jsonl"))
+    assert (again.size, texts(again.since(0))) == (5, list(range(120)))
+    again.close()
+
+
+class ServerlessBackend:
+    """Can be appended to, and not read."""
+
+    def append(self, entry: dict[str, Any]) -> None:
+        pass
+
+
+def test_entries_that_the_file_no_longer_has_are_an_error(tmp_path: Path) -> None:
+    tape = fill(JsonlBackend(tmp_path / "tape.jsonl", rotate_bytes=500, rotate_keep=1))
+    with pytest.raises(SessionCursorExpired) as raised:
+        tape.since(0)
+    oldest = raised.value.watermark
+    assert 5 < oldest < 95
+    assert texts(tape.since(oldest)) == texts(tape.since(0, skip_expired=True)) == list(range(oldest, 100))
+    tape.close()
+
+
+def test_a_backend_that_lacks_entries_is_not_read_from() -> None:
+    class Failing(InMemoryBackend):
+        def append(self, entry: dict[str, Any]) -> None:
+            if entry["seq"] == 50:
+                raise OSError("full")
+            super().append(entry)
+
+    tape = fill(Failing())
+    assert tape.backend_health.pending
+    with pytest.raises(SessionCursorExpired):
+        tape.since(10)
+
+
+def test_a_seq_that_never_was_is_no_expired_cursor(tmp_path: Path) -> None:
+    with SessionTape(max_events=2, backend=JsonlBackend(tmp_path / "tape.jsonl")) as tape:
+        for seq in (0, 1, 2, 10, 11, 12, 13):
+            tape.record_dict({"kind": "n", "n": seq, "seq": seq})
+        assert texts(tape.since(5)) == [10, 11, 12, 13]
+
+
+def test_a_loaded_tape_says_that_it_does_not_write_its_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "tape.jsonl"
+    fill(JsonlBackend(path), 3).close()
+    tape = SessionTape.load(path)
+    assert not caplog.records
+    tape.record({"kind": "n", "n": 3})
+    tape.record({"kind": "n", "n": 4})
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == ["seq 3 is recorded in memory only"]
+    assert (tape.size, len(SessionTape.load(path).events)) == (5, 3)
+    tape.save(path)
+    assert texts(SessionTape.load(path).events) == list(range(5))
+
+
+def test_a_tape_loaded_to_append_continues_its_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "tape.jsonl"
+    fill(JsonlBackend(path), 3).close()
+    with SessionTape.load(path, append=True) as tape:
+        assert tape.record({"kind": "n", "n": 3}) == 3
+    assert texts(SessionTape.load(path).events) == [0, 1, 2, 3]
+    assert not caplog.records

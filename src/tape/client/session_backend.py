@@ -37,6 +37,9 @@ class ServerBackend:
     and the end of the process, wait up to `close_timeout_s` for them and report what did not arrive.
     """
 
+    # A tape does not read what it has evicted from here: entries arrive later, and reading waits for the network.
+    is_remote = True
+
     def __init__(
         self,
         url: str = "tape://localhost:7878",

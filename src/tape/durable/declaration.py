@@ -69,6 +69,11 @@ def _check(meta: EffectMeta) -> None:
         raise InvalidInput(f"{meta.name!r} is dispatched by the outbox: name the connector that sends it.")
     if meta.business_key is not None and not meta.connector:
         raise InvalidInput(f"business_key of {meta.name!r} requires connector: the key is unique for a connector.")
+    if meta.semantics == "non_idempotent" and meta.dispatch == "outbox" and not meta.scope:
+        raise InvalidInput(
+            f"{meta.name!r} is non_idempotent and has no scope, which every run that uses it must have been granted."
+            f" Name one, for example scope={meta.connector!r}, and begin runs with scopes=[{meta.connector!r}]."
+        )
     if meta.semantics != "non_idempotent" or meta.allow_unsafe:
         return
     if meta.dispatch == "inline":
@@ -113,7 +118,7 @@ def effect(
     `args`, `result`, `payload`, `idempotency_key`, `run_id`, `effect`.
 
     With `dispatch="outbox"` the function only prepares the request, and a dispatcher sends it through
-    `connector`. Effects that are `non_idempotent` need it.
+    `connector`. Effects that are `non_idempotent` need it, and a `scope`: only runs that were granted it may begin them.
     """
 
     def declare(tool: Callable[..., Any]) -> Callable[..., Any]:
@@ -123,8 +128,7 @@ def effect(
             dispatch=dispatch,
             connector=connector,
             business_key=business_key,
-            # A run may send through a connector only if it was granted that.
-            scope=scope or (connector if semantics == "non_idempotent" and dispatch == "outbox" else ""),
+            scope=scope,
             key_from=key_from,
             compensate=compensate,
             compensation_payload=compensation_payload,
@@ -170,7 +174,8 @@ def outbox_tool(
         status_check=status_check,
         max_attempts=max_attempts,
         allow_unsafe=allow_unsafe,
-        scope=scope,
+        # A run may send through a connector only if it was granted that.
+        scope=scope or (connector if semantics == "non_idempotent" else ""),
         dispatch="outbox",
     )
 

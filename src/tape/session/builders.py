@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tape.errors import InvalidEvent
-from tape.session.entry import check_keys
+from tape.session.entry import SCALARS, check_keys, is_scalar, own
 from tape.session.lines import encode, quote
 
-Build = Callable[[Any, int, float], tuple[dict[str, Any], bytes | None]]
-"""Makes an entry and its line from an event, a seq and a time. Without a line, `to_line(entry)` is the line."""
+Build = Callable[[Any, int, float], tuple[dict[str, Any], bytes | None, dict[str, Any]]]
+"""Makes an entry, its line, and the entry with the caller's own values from an event, a seq and a time.
+
+Values that can change are copied into the first; without any, both are one. Without a line, `to_line(entry)` is it.
+"""
 
 ENVELOPE = ("seq", "t", "type")
 # The JSON of a value. `encode` takes the rest and raises where a value needs more than JSON has.
@@ -57,7 +60,7 @@ def _builder_of(event: Any, with_line: bool) -> Build:
         raise InvalidEvent(f"{cls.__name__} has no field 'kind'. Derive it from HarnessEvent, or add one.")
     names = ["kind", *(name for name in fields if name != "kind")]
     # Written out per class, as dataclasses write their __init__: half the time of a loop over the fields.
-    space: dict[str, Any] = {"encode": encode, "quote": quote}
+    space: dict[str, Any] = {"encode": encode, "quote": quote, "own": own, "scalars": SCALARS}
     exec(_source(cls.__name__, names, with_line), space)  # noqa: S102
     return space["build"]  # type: ignore[no-any-return]
 
@@ -68,8 +71,10 @@ def _source(type_name: str, names: list[str], with_line: bool) -> str:
     items = [f"{name!r}: {value}" for name, value in zip(names, values, strict=True)]
     items.insert(1, f"'type': {type_name!r}")
     entry = f"entry = {{'seq': seq, 't': t, {', '.join(items)}}}"
+    are_scalars = " and ".join(f"type({value}) in scalars" for value in values)
+    owned = [f"kept = entry if {are_scalars} else own(entry)"]
     if not with_line:
-        return _function([*loads, entry, "return entry, None"])
+        return _function([*loads, entry, *owned, "return kept, None, entry"])
     texts = [
         f"{f', {quote(name)}: '!r} f'{{{_VALUE.format(value)}}}'" for name, value in zip(names, values, strict=True)
     ]
@@ -83,7 +88,8 @@ def _source(type_name: str, names: list[str], with_line: bool) -> str:
             f"    line = {line}",
             "except Exception:",  # to_line(entry) finds a way, or raises where errors of the backend are handled
             "    line = None",
-            "return entry, line",
+            *owned,
+            "return kept, line, entry",
         ]
     )
 
@@ -92,7 +98,7 @@ def _function(body: list[str]) -> str:
     return "def build(event, seq, t):\n    " + "\n    ".join(body)
 
 
-def _from_mapping(event: Mapping[str, Any], seq: int, t: float) -> tuple[dict[str, Any], None]:
+def _from_mapping(event: Mapping[str, Any], seq: int, t: float) -> tuple[dict[str, Any], None, dict[str, Any]]:
     kind = event.get("kind")
     if not isinstance(kind, str) or not kind:
         raise InvalidEvent(f'The event has kind {kind!r}; give it one that is text: {{"kind": "text", …}}.')
@@ -103,4 +109,5 @@ def _from_mapping(event: Mapping[str, Any], seq: int, t: float) -> tuple[dict[st
                 " Leave it out, or use record_dict() to keep it."
             )
     check_keys(event)
-    return {"seq": seq, "t": t, **event}, None
+    entry = {"seq": seq, "t": t, **event}
+    return entry if all(map(is_scalar, event.values())) else own(entry), None, entry

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from tape.errors import InvalidInput
+from tape.errors import InvalidSessionValue
 
 _ambient: ContextVar[EffectCache | None] = ContextVar("tape_effect_cache", default=None)
 
@@ -32,21 +32,25 @@ class EffectEntry:
 
 
 class EffectCache:
-    """Results by tool and key, in memory. Safe to use from several threads."""
+    """Results by tool, key and scope, in memory. Safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._entries: dict[tuple[str, str], EffectEntry] = {}
+        # By tool and key, then by scope, the newest last.
+        self._entries: dict[tuple[str, str], dict[str, EffectEntry]] = {}
         self._lock = threading.Lock()
         self._hits = 0
         self._misses = 0
 
-    def get(self, tool_name: str, key: str) -> EffectEntry | None:
-        """The result of a call, if it is still good."""
+    def get(self, tool_name: str, key: str, *, scope: str | None = None) -> EffectEntry | None:
+        """The result of a call in a scope, if it is still good; without a scope, the newest of any."""
         with self._lock:
-            entry = self._entries.get((tool_name, key))
-            if entry is not None and entry.is_expired:
-                del self._entries[tool_name, key]
-                entry = None
+            scopes = self._entries.get((tool_name, key), {})
+            for each in [each for each in scopes.values() if each.is_expired]:
+                del scopes[each.scope]
+            wanted = scopes.values() if scope is None else [scopes[scope]] if scope in scopes else []
+            entry = next(reversed(list(wanted)), None)
+            if not scopes:
+                self._entries.pop((tool_name, key), None)
             if entry is None:
                 self._misses += 1
             else:
@@ -58,16 +62,22 @@ class EffectCache:
     ) -> EffectEntry:
         """Keep a result, for `ttl_seconds` or as long as the session."""
         if ttl_seconds is not None and ttl_seconds <= 0:
-            raise InvalidInput(f"ttl_seconds {ttl_seconds!r} must be more than 0; leave it out to keep the result.")
+            raise InvalidSessionValue(
+                f"ttl_seconds {ttl_seconds!r} must be more than 0; leave it out to keep the result."
+            )
         expires = time.monotonic() + ttl_seconds if ttl_seconds is not None else 0.0
         entry = EffectEntry(tool_name, key, value, scope, expires)
         with self._lock:
-            self._entries[tool_name, key] = entry
+            scopes = self._entries.setdefault((tool_name, key), {})
+            scopes.pop(scope, None)  # so that the newest is the last
+            scopes[scope] = entry
         return entry
 
-    def invalidate(self, tool_name: str, key: str | None = None) -> int:
-        """Forget one result of a tool, or all of them; how many there were."""
-        return self._remove(lambda each: each.tool_name == tool_name and key in (None, each.key))
+    def invalidate(self, tool_name: str, key: str | None = None, *, scope: str | None = None) -> int:
+        """Forget one result of a tool, or all of them, in a scope or in all; how many there were."""
+        return self._remove(
+            lambda each: each.tool_name == tool_name and key in (None, each.key) and scope in (None, each.scope)
+        )
 
     def clear_scope(self, scope: str) -> int:
         """Forget the results of a scope; how many there were."""
@@ -82,7 +92,8 @@ class EffectCache:
     @property
     def size(self) -> int:
         """How many results are kept."""
-        return len(self._entries)
+        with self._lock:
+            return sum(map(len, self._entries.values()))
 
     def summary(self) -> dict[str, int]:
         """How many results are kept, and how often one was asked for and there."""
@@ -90,9 +101,10 @@ class EffectCache:
 
     def _remove(self, is_wanted: Any) -> int:
         with self._lock:
-            gone = [key for key, entry in self._entries.items() if is_wanted(entry)]
-            for key in gone:
-                del self._entries[key]
+            gone = [each for scopes in self._entries.values() for each in scopes.values() if is_wanted(each)]
+            for each in gone:
+                del self._entries[each.tool_name, each.key][each.scope]
+            self._entries = {key: scopes for key, scopes in self._entries.items() if scopes}
             return len(gone)
 
 

@@ -15,8 +15,8 @@ Cursor = NewType("Cursor", int)
 class Recorded(dict[str, Any]):
     """A copy of an entry that also stands for its seq: `int(entry)`, `entry == 3`, `entry < 7`. `record()` returns it.
 
-    The entry itself is a plain dict, which the garbage collector need not look at. All readers of a tape share it:
-    take a copy before changing it.
+    It holds the values that were recorded; the entry on the tape holds copies of them, and is a plain dict that all
+    readers share: take a copy before changing it.
     """
 
     __slots__ = ()
@@ -64,6 +64,43 @@ class EventRecord:
     def to_dict(self) -> dict[str, Any]:
         """The entry again."""
         return {"seq": self.seq, "t": self.t, "kind": self.kind, "type": self.type, **self.payload}
+
+
+SCALARS = frozenset({str, int, float, bool, type(None), bytes, complex})
+"""The types of values that cannot change."""
+MAX_DEPTH = 50
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether a value cannot change, so that it need not be copied."""
+    return type(value) in SCALARS
+
+
+def own(value: Any, depth: int = 0) -> Any:
+    """A copy of a value that the caller cannot change any more; what cannot be copied becomes its repr."""
+    kind = type(value)
+    if kind in SCALARS:
+        return value
+    if depth < MAX_DEPTH:  # deeper ones, and those that contain themselves, are left to deepcopy
+        if kind is dict:
+            return {key: own(each, depth + 1) for key, each in value.items()}
+        if kind is list:
+            return [own(each, depth + 1) for each in value]
+        if kind is tuple:
+            return tuple([own(each, depth + 1) for each in value])
+    from copy import deepcopy  # most events have nothing that needs it
+
+    try:
+        return deepcopy(value)
+    except Exception:  # a lock, a connection, a generator, a value that is nested too deeply
+        return _repr(value)
+
+
+def _repr(value: Any) -> str:
+    try:
+        return repr(value)
+    except Exception:
+        return object.__repr__(value)
 
 
 def check_keys(event: Mapping[Any, Any]) -> None:

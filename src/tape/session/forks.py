@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from tape.errors import InvalidInput, UnknownName
+from tape.errors import InvalidSessionValue, UnknownName
 
 Strategy = Literal["union", "intersection", "prefer"]
 
@@ -29,12 +29,28 @@ class Branch:
         return asdict(self)
 
 
+class BranchState(dict[str, Any]):
+    """The state of a branch, a copy; the attributes of the branch (`name`, `messages`, `parent`, …) are its own."""
+
+    def __init__(self, branch: Branch) -> None:
+        super().__init__(copy.deepcopy(branch.state))
+        self.branch = branch
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "branch":  # while it is being made or copied
+            raise AttributeError(name)
+        return getattr(self.branch, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BranchState, (self.branch,), None, None, iter(self.items())
+
+
 class ForkManager:
     """Keeps up to `max_branches` branches; a new one evicts the oldest that is not active."""
 
     def __init__(self, *, max_branches: int = 20) -> None:
         if max_branches < 1:
-            raise InvalidInput(f"max_branches {max_branches!r} must be at least 1.")
+            raise InvalidSessionValue(f"max_branches {max_branches!r} must be at least 1.")
         self._max = max_branches
         self._branches: dict[str, Branch] = {}
         self._active: str | None = None
@@ -76,11 +92,11 @@ class ForkManager:
             oldest = next(each for each in self._branches if each not in (branch.name, self._active))
             del self._branches[oldest]
 
-    def switch(self, name: str) -> Branch:
-        """Use another branch; UnknownName, a KeyError, if there is none of that name."""
+    def switch(self, name: str) -> BranchState:
+        """Use another branch; its state, a copy. UnknownName, a KeyError, if there is none of that name."""
         branch = self.get(name)
         self._active = name
-        return branch
+        return BranchState(branch)
 
     def get(self, name: str) -> Branch:
         """The branch of that name."""
@@ -91,14 +107,14 @@ class ForkManager:
     def merge(self, *names: str, strategy: Strategy = "union", prefer: str | None = None) -> dict[str, Any]:
         """The states of branches in one: all keys (later branches win), only the common ones, or one branch's first."""
         if not names:
-            raise InvalidInput("merge() needs at least one branch.")
+            raise InvalidSessionValue("merge() needs at least one branch.")
         branches = [self.get(name) for name in names]
         if strategy == "prefer":
             if prefer not in names:
-                raise InvalidInput(f"prefer {prefer!r} must be one of the branches that are merged: {names}.")
+                raise InvalidSessionValue(f"prefer {prefer!r} must be one of the branches that are merged: {names}.")
             branches.sort(key=lambda branch: branch.name == prefer)
         elif strategy not in ("union", "intersection"):
-            raise InvalidInput(f'strategy {strategy!r} must be "union", "intersection" or "prefer".')
+            raise InvalidSessionValue(f'strategy {strategy!r} must be "union", "intersection" or "prefer".')
         merged: dict[str, Any] = {}
         for branch in branches:
             merged.update(branch.state)
@@ -108,12 +124,19 @@ class ForkManager:
         return copy.deepcopy(merged)
 
     def diff(self, one: str, other: str) -> dict[str, Any]:
-        """What differs between two branches: `only_in_<one>`, `only_in_<other>`, and `different` with both values."""
-        a, b = self.get(one).state, self.get(other).state
+        """What differs between two branches: `only_a` has one alone, `only_b` the other; `different` has both values.
+
+        `only_in_<one>` and `only_in_<other>` say the same as the first two, by the names of the branches.
+        """
+        a, b = copy.deepcopy(self.get(one).state), copy.deepcopy(self.get(other).state)
+        only_a = {key: a[key] for key in a if key not in b}
+        only_b = {key: b[key] for key in b if key not in a}
         return {
-            f"only_in_{one}": {key: a[key] for key in a.keys() - b.keys()},
-            f"only_in_{other}": {key: b[key] for key in b.keys() - a.keys()},
-            "different": {key: (a[key], b[key]) for key in a.keys() & b.keys() if a[key] != b[key]},
+            f"only_in_{one}": only_a,
+            f"only_in_{other}": only_b,
+            "only_a": only_a,
+            "only_b": only_b,
+            "different": {key: (a[key], b[key]) for key in a if key in b and a[key] != b[key]},
         }
 
     def delete(self, name: str) -> None:

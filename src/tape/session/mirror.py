@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +104,25 @@ class Mirror:
         except Exception as error:
             self._failed(self._backlog[0] if self._backlog else {"seq": -1}, error)
             return None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the backend has every entry that was written, and can be read without a wait for the network."""
+        return not (self._backlog or self._lost or getattr(self.backend, "is_remote", False))
+
+    def read_range(self, seq: int, end: int) -> Iterator[dict[str, Any]]:
+        """The entries that the backend has from a seq on, up to another; nothing if it cannot be read."""
+        iterate = getattr(self.backend, "iterate_since", None) or getattr(self.backend, "read_since", None)
+        if iterate is None:
+            return
+        try:
+            for entry in iterate(seq):
+                if entry["seq"] >= end:
+                    return
+                yield entry
+        except Exception as error:
+            self._failed({"seq": seq}, error)
+            raise
 
     def resume(self, entries: list[dict[str, Any]]) -> None:
         """Append the entries that the backend lacks of a continued session; without `head` only new ones."""

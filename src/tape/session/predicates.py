@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NoReturn
 
 from tape.errors import InvalidRule
@@ -20,14 +20,20 @@ Edge = Literal["leading", "trailing"]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A signal changed: what handlers and `where` get. `token` is that of the rule's agent, while a handler runs."""
+    """A signal changed: what handlers and `where` get. `token` is that of the rule's agent, while a handler runs.
+
+    Two are equal if the signal, its value and its previous value are.
+    """
 
     signal_name: str
     value: Any = None
     previous: Any = None
-    seq: int = -1
-    t: float | None = None
-    token: Any = None
+    seq: int = field(default=-1, compare=False)
+    t: float | None = field(default=None, compare=False)
+    token: Any = field(default=None, compare=False)
+
+
+_Change = Change  # its name in code that was written for the event log of the agents' harness
 
 
 Latest = Mapping[str, Change]
@@ -38,6 +44,9 @@ class SignalPredicate:
     """Whether a change is worth acting on. `deps` are the names of the signals it looks at."""
 
     has_window = False
+    # The windows of the predicate itself, not those of its parts; 0 is none.
+    _debounce_ms: float = 0
+    _throttle_ms: float = 0
 
     def __init__(self, match: Test, deps: frozenset[str]) -> None:
         self._match = match
@@ -189,6 +198,11 @@ class _Window(SignalPredicate):
         self._inner = inner
         self.ms = ms
         self._since: float | None = None
+        self._debounce_ms, self._throttle_ms = inner._debounce_ms, inner._throttle_ms
+        self._name_window()
+
+    def _name_window(self) -> None:
+        self._debounce_ms = self.ms
 
     def _holds(self, latest: Latest) -> bool:
         return self._inner._holds(latest)
@@ -198,6 +212,9 @@ class _Window(SignalPredicate):
 
 
 class _Throttle(_Window):
+    def _name_window(self) -> None:
+        self._throttle_ms = self.ms
+
     def _fires(self, change: Change, latest: Latest) -> bool:
         now = _time_of(change)
         if not self._inner._fires(change, latest) or self._is_within(now):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
 from operator import and_, or_
@@ -117,93 +116,106 @@ class SignalRegistry:
         self._rules.clear()
 
 
+class RegistryScope(SignalRegistry):
+    """A registry of its own, and the one that `R` uses inside a `with` block."""
+
+    def __init__(self, user: type[R], *, bus: Any = None) -> None:
+        super().__init__(bus=bus)
+        self._user = user
+        self._before: list[SignalRegistry] = []
+
+    def __enter__(self) -> SignalRegistry:
+        self._before.append(self._user.registry())
+        self._user.set_registry(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._user.set_registry(self._before.pop())
+
+
 class R:
     """Signals and rules of the registry in use, without passing it around."""
 
     _current = SignalRegistry()
 
-    @staticmethod
-    def registry() -> SignalRegistry:
+    @classmethod
+    def registry(cls) -> SignalRegistry:
         """The registry in use."""
-        return R._current
+        return cls._current
 
-    @staticmethod
-    def set_registry(registry: SignalRegistry) -> None:
+    @classmethod
+    def set_registry(cls, registry: SignalRegistry) -> None:
         """Use another registry."""
-        R._current = registry
+        cls._current = registry
 
-    @staticmethod
-    @contextmanager
-    def scope(*, bus: Any = None) -> Iterator[SignalRegistry]:
-        """Use an empty registry inside a `with` block."""
-        before, R._current = R._current, SignalRegistry(bus=bus)
-        try:
-            yield R._current
-        finally:
-            R._current = before
+    @classmethod
+    def scope(cls, *, bus: Any = None) -> RegistryScope:
+        """An empty registry; inside `with R.scope():` it is the one in use."""
+        return RegistryScope(cls, bus=bus)
 
-    @staticmethod
-    def clear() -> None:
+    @classmethod
+    def clear(cls) -> None:
         """Forget signals and rules."""
-        R._current.clear()
+        cls._current.clear()
 
-    @staticmethod
-    def attach(bus: Any) -> SignalRegistry:
+    @classmethod
+    def attach(cls, bus: Any) -> SignalRegistry:
         """Let all signals emit on this bus."""
-        return R._current.attach(bus)
+        return cls._current.attach(bus)
 
-    @staticmethod
-    def signal(name: str, initial: Any = _UNSET) -> Signal:
+    @classmethod
+    def signal(cls, name: str, initial: Any = _UNSET) -> Signal:
         """The signal of that name, made if need be."""
-        return R._current.signal(name, initial)
+        return cls._current.signal(name, initial)
 
-    @staticmethod
-    def get(name: str) -> Signal:
+    @classmethod
+    def get(cls, name: str) -> Signal:
         """The signal of that name; UnknownName, a KeyError, if there is none."""
-        return R._current.get(name)
+        return cls._current.get(name)
 
-    @staticmethod
-    def names() -> tuple[str, ...]:
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
         """The names of all signals."""
-        return R._current.names()
+        return cls._current.names()
 
-    @staticmethod
-    def changed(name: str) -> SignalPredicate:
+    @classmethod
+    def changed(cls, name: str) -> SignalPredicate:
         """True when the signal has a new value."""
-        return R.signal(name).changed
+        return cls.signal(name).changed
 
-    @staticmethod
-    def rising(name: str) -> SignalPredicate:
+    @classmethod
+    def rising(cls, name: str) -> SignalPredicate:
         """True when its new value is greater."""
-        return R.signal(name).rising
+        return cls.signal(name).rising
 
-    @staticmethod
-    def falling(name: str) -> SignalPredicate:
+    @classmethod
+    def falling(cls, name: str) -> SignalPredicate:
         """True when its new value is less."""
-        return R.signal(name).falling
+        return cls.signal(name).falling
 
-    @staticmethod
-    def is_(name: str, expected: Any) -> SignalPredicate:
+    @classmethod
+    def is_(cls, name: str, expected: Any) -> SignalPredicate:
         """True when its new value equals the expected one."""
-        return R.signal(name).is_(expected)
+        return cls.signal(name).is_(expected)
 
-    @staticmethod
-    def any(*predicates: SignalPredicate) -> SignalPredicate:
+    @classmethod
+    def any(cls, *predicates: SignalPredicate) -> SignalPredicate:
         """True when one of them is."""
         return reduce(or_, _some("any", predicates))
 
-    @staticmethod
-    def all(*predicates: SignalPredicate) -> SignalPredicate:
+    @classmethod
+    def all(cls, *predicates: SignalPredicate) -> SignalPredicate:
         """True when all of them are."""
         return reduce(and_, _some("all", predicates))
 
-    @staticmethod
-    def computed(name: str, fn: Callable[[], Any]) -> Signal:
+    @classmethod
+    def computed(cls, name: str, fn: Callable[[], Any]) -> Signal:
         """A signal that is computed from others."""
-        return R._current.add(computed(name, fn, bus=R._current.bus))
+        return cls._current.add(computed(name, fn, bus=cls._current.bus))
 
-    @staticmethod
+    @classmethod
     def rule(
+        cls,
         predicate: SignalPredicate,
         handler: Handler | None = None,
         *,
@@ -212,10 +224,11 @@ class R:
         preemptive: bool = False,
     ) -> RuleSpec:
         """Declare a rule."""
-        return R._current.rule(predicate, handler, name=name, priority=priority, preemptive=preemptive)
+        return cls._current.rule(predicate, handler, name=name, priority=priority, preemptive=preemptive)
 
-    @staticmethod
+    @classmethod
     def compile(
+        cls,
         *builders: Any,
         tape: SessionTape,
         bus: Any = None,
@@ -224,7 +237,7 @@ class R:
         cursor_store: CursorStore | None = None,
     ) -> Reactor:
         """A reactor with the `_reactor_rules` of the builders and their children, then those of the registry."""
-        registry = registry if registry is not None else R._current
+        registry = registry if registry is not None else cls._current
         if bus is not None:
             registry.attach(bus)
         reactor = Reactor(tape, bus=registry.bus, cursor_path=cursor_path, cursor_store=cursor_store)

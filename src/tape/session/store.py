@@ -12,8 +12,8 @@ from typing import Any
 from tape.errors import InvalidSnapshot
 from tape.session.adk import as_adk_plugin
 from tape.session.effects import EffectCache
-from tape.session.entry import Recorded
-from tape.session.forks import Branch, ForkManager, state_of
+from tape.session.entry import Recorded, own
+from tape.session.forks import Branch, BranchState, ForkManager, state_of
 from tape.session.lines import plain
 from tape.session.tape import SessionTape
 
@@ -104,14 +104,14 @@ class SessionStore:
         """Keep a copy of the state under a name."""
         return self.forks.fork(name, state, **options)
 
-    def switch(self, name: str) -> Branch:
-        """Use another branch."""
+    def switch(self, name: str) -> BranchState:
+        """Use another branch; its state, a copy."""
         return self.forks.switch(name)
 
     def snapshot(self) -> SessionSnapshot:
         """Everything as it is now."""
         branches = {name: branch.to_dict() for name, branch in self.forks.all().items()}
-        return SessionSnapshot(tuple(self.tape.events), branches, self.forks.active)
+        return SessionSnapshot(tuple(map(own, self.tape.events)), branches, self.forks.active)
 
     @classmethod
     def from_snapshot(cls, snapshot: SessionSnapshot) -> SessionStore:
@@ -120,7 +120,7 @@ class SessionStore:
         for event in snapshot.events:
             store.tape.record_dict(event)
         for branch in snapshot.branches.values():
-            store.forks.add(Branch(**branch))
+            store.forks.add(Branch(**own(branch)))
         if snapshot.active_branch is not None:
             store.forks.switch(snapshot.active_branch)
         return store

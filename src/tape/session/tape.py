@@ -7,7 +7,8 @@ import sys
 import threading
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from itertools import chain
 from operator import index
 from pathlib import Path
 from time import monotonic_ns
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tape.errors import InvalidEvent, SeqTaken, SessionCursorExpired
 from tape.session.backends.memory import NullBackend
 from tape.session.builders import ENTRIES, ENTRIES_AND_LINES
-from tape.session.entry import EventRecord, Recorded, check_keys
+from tape.session.entry import EventRecord, Recorded, check_keys, own
 from tape.session.lines import BadLine, read_entries, to_line
 from tape.session.mirror import BackendError, BackendHealth, Mirror
 
@@ -30,14 +31,19 @@ class SessionTape:
     """An append-only record of a session. Every entry gets the next `seq`, from 0; a cursor is such a number.
 
     Write and read from any thread; `tail()` from any event loop. `max_events` limits how many entries stay in memory
-    (0: all). A `backend` gets a copy of every entry; one that already holds a session is continued.
+    (0: all); older ones are read from the backend, if it has them. A `backend` gets a copy of every entry; one that
+    already holds a session is continued.
     """
+
+    _continues = True  # a session that the backend already holds
 
     def __init__(self, *, max_events: int = 0, backend: TapeBackend | None = None) -> None:
         self.backend: TapeBackend = NullBackend() if backend is None else backend
         self.bad_lines: list[BadLine] = []
         self._mirror = Mirror(self.backend)
-        self._append = None if type(self.backend) is NullBackend else self._mirror.append
+        self._append: Callable[..., None] | None = None
+        if type(self.backend) is not NullBackend:
+            self._append = self._mirror.append
         self._builders = ENTRIES_AND_LINES if self._mirror.takes_lines else ENTRIES
         self._max = max(max_events, 0)
         self._lock = threading.RLock()
@@ -47,7 +53,7 @@ class SessionTape:
         self._head: int
         self._start: int
         self._begin([], 0)
-        if (head := _head_of(self.backend)) > 0:
+        if self._continues and (head := _head_of(self.backend)) > 0:
             entries = self.backend.read_since(max(head - self._max, 0) if self._max else 0)
             if (resume := getattr(self.backend, "resume", None)) is not None:
                 resume(list(entries))
@@ -74,7 +80,7 @@ class SessionTape:
             # tenth of all that is done here.
             self._lock.acquire()
             seq = self._head
-            entry, line = build(event, seq, (monotonic_ns() - self._start) // 1_000_000 / 1_000)
+            entry, line, given = build(event, seq, (monotonic_ns() - self._start) // 1_000_000 / 1_000)
             self._head = seq + 1
             self._entries.append(entry)
             if self._max:
@@ -87,7 +93,7 @@ class SessionTape:
             self._release_if_owned()
             raise
         self._lock.release()
-        return Recorded(entry)
+        return Recorded(given)
 
     def record_dict(self, entry: Mapping[str, Any]) -> Recorded:
         """Record an entry that may already have a `seq` and `t`, as from another tape. Its seq may leave a gap."""
@@ -100,7 +106,8 @@ class SessionTape:
                 raise InvalidEvent(f"The entry has seq {seq!r}; it must be a whole number, or be left out.")
             if seq < self._head:
                 raise SeqTaken(f"seq {seq} lies before the head of the tape ({self._head}). Leave it out to get that.")
-            made = {"seq": seq, "t": (monotonic_ns() - self._start) // 1_000_000 / 1_000, **entry}
+            given = {"seq": seq, "t": (monotonic_ns() - self._start) // 1_000_000 / 1_000, **entry}
+            made = own(given)
             self._has_gaps |= bool(self.size) and seq != self._head
             self._head = seq + 1
             self._entries.append(made)
@@ -108,7 +115,7 @@ class SessionTape:
             if self._append is not None:
                 self._append(made)
             self._wake()
-        return Recorded(made)
+        return Recorded(given)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────────────
 
@@ -141,7 +148,8 @@ class SessionTape:
     def since(self, seq: int, *, skip_expired: bool = False) -> Iterator[dict[str, Any]]:
         """The entries from a seq on, as they are now: recording while iterating is safe.
 
-        Below the watermark it raises SessionCursorExpired, or goes on there if asked to skip.
+        Those below the watermark are read from the backend. Where that has no such entries, it raises
+        SessionCursorExpired, or goes on with the oldest entry there is if asked to skip.
         """
         return iter(self._from(index(seq), skip_expired))
 
@@ -153,7 +161,8 @@ class SessionTape:
         """The entries from a seq on, in order, then each new one, until you stop or cancel.
 
         What a wake-up costs depends on the new entries alone. A reader that is so slow that its next entry has left
-        memory gets SessionCursorExpired, unless asked to skip. After `clear()` it goes on with seq 0.
+        memory gets it from the backend, or else SessionCursorExpired, unless asked to skip. After `clear()` it goes on
+        with seq 0.
         """
         position, cleared = index(from_seq), self._cleared
         while True:
@@ -224,16 +233,22 @@ class SessionTape:
             scratch.unlink(missing_ok=True)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], *, max_events: int = 0) -> SessionTape:
+    def load(cls, path: str | os.PathLike[str], *, max_events: int = 0, append: bool = False) -> SessionTape:
         """The tape that a file holds, rotated ones included, without holding the file. No file is an empty tape.
 
-        Lines that are no entries are skipped and reported in `bad_lines`. Entries without a seq, from before there
-        were any, get the index of their line.
+        What is recorded on it stays in memory until `save()`, and the first `record()` logs that; with `append` it
+        continues the file, as `SessionTape(backend=JsonlBackend(path))` does. Lines that are no entries are skipped and
+        reported in `bad_lines`. Entries without a seq, from before there were any, get the index of their line.
         """
+        if append:
+            from tape.session.backends.jsonl import JsonlBackend
+
+            return cls(max_events=max_events, backend=JsonlBackend(path))
         entries, reading = read_entries(Path(path))
         tape = cls(max_events=max_events)
         tape.bad_lines = reading.bad_lines
         tape._begin(entries, entries[-1]["seq"] + 1 if entries else 0)
+        tape._append = tape._warner(path)
         return tape
 
     def clear(self, *, backend: bool = False) -> None:
@@ -246,7 +261,7 @@ class SessionTape:
                 self._mirror.forget()
                 self.backend.clear()
             self._cleared += 1
-            self._begin([], _head_of(self.backend))
+            self._begin([], _head_of(self.backend) if self._continues else 0)
             self._wake()
 
     # ── inside ───────────────────────────────────────────────────────────────────────────────────
@@ -266,6 +281,20 @@ class SessionTape:
         if self._max and entries and head > self._max:
             self._expired = entries[0]["seq"]
 
+    def _warner(self, path: str | os.PathLike[str]) -> Callable[..., None]:
+        def warn(entry: dict[str, Any], line: bytes | None = None) -> None:
+            self._append = None
+            import logging
+
+            logging.getLogger("tape.session").warning(
+                "seq %d is recorded in memory only: the tape was loaded from %s, which is not written until save()."
+                " SessionTape.load(path, append=True) continues the file.",
+                entry["seq"],
+                path,
+            )
+
+        return warn
+
     def _release_if_owned(self) -> None:
         try:
             self._lock.release()
@@ -284,17 +313,30 @@ class SessionTape:
                 del entries[:first]
                 self._first = 0
 
-    def _from(self, seq: int, skip_expired: bool) -> list[dict[str, Any]]:
+    def _from(self, seq: int, skip_expired: bool) -> Iterable[dict[str, Any]]:
         with self._lock:
-            if seq < self._expired and not skip_expired:
-                raise SessionCursorExpired(seq, self.watermark)
-            if seq >= self._head or not self.size:
-                return []
-            if self._has_gaps:
-                start = bisect_left(self._entries, seq, self._first, key=lambda entry: entry["seq"])
-            else:
-                start = self._first + max(seq - self._entries[self._first]["seq"], 0)
-            return self._entries[start:]
+            expired = self._expired
+            if seq >= expired or not self._mirror.is_complete:
+                if seq < expired and not skip_expired:
+                    raise SessionCursorExpired(seq, self.watermark)
+                return self._in_memory(seq)
+            newer, watermark = self._in_memory(expired), self.watermark
+        older = self._mirror.read_range(seq, expired)
+        first = next(older, None)
+        if (first is None or first["seq"] > seq) and not skip_expired:
+            oldest = next(self._mirror.read_range(0, expired), None)
+            if oldest is None or oldest["seq"] > seq:  # else there never was an entry with that seq
+                raise SessionCursorExpired(seq, watermark if oldest is None else oldest["seq"])
+        return newer if first is None else chain((first,), older, newer)
+
+    def _in_memory(self, seq: int) -> list[dict[str, Any]]:
+        if seq >= self._head or not self.size:
+            return []
+        if self._has_gaps:
+            start = bisect_left(self._entries, seq, self._first, key=lambda entry: entry["seq"])
+        else:
+            start = self._first + max(seq - self._entries[self._first]["seq"], 0)
+        return self._entries[start:]
 
     async def _more(self, position: int, cleared: int) -> None:
         """Return when there is an entry from that position on."""

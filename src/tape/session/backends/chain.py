@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tape.session.backends.protocol import TapeBackend
@@ -59,6 +59,11 @@ class ChainBackend:
         """The entries from a seq on, from the backend that has most of them."""
         answers = [mirror.ask("read_since", seq) or [] for mirror in self._mirrors]
         return max(answers, key=len, default=[])
+
+    def iterate_since(self, seq: int) -> Iterator[dict[str, Any]]:
+        """The same one entry at a time, from the first backend that lacks none."""
+        complete = [mirror for mirror in self._mirrors if mirror.is_complete and (mirror.ask("head") or 0) > seq]
+        return complete[0].read_range(seq, complete[0].ask("head")) if complete else iter(())
 
     def head(self) -> int:
         """The highest head among them."""

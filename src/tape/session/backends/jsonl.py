@@ -6,13 +6,14 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from tape.base.file_lock import lock_file
 from tape.errors import InvalidInput, TapeFileInUse, TapeFileUnusable
-from tape.session.lines import BadLine, parse, quick_seq, read_entries, segments, to_line
+from tape.session.lines import BadLine, Reading, iterate, parse, quick_seq, read_entries, segments, to_line
 
 Fsync = Literal["never", "interval", "always"]
 BLOCK = 1 << 16
@@ -125,6 +126,8 @@ class JsonlBackend:
             self._size += size
             if (seq := entry.get("seq", -1)) >= self._head:
                 self._head = seq + 1
+            else:
+                self._rises = False
         if self.fsync == "interval":
             self._sync_soon()
 
@@ -134,6 +137,16 @@ class JsonlBackend:
         if seq <= 0:
             self.bad_lines = reading.bad_lines
         return entries
+
+    def iterate_since(self, seq: int) -> Iterator[dict[str, Any]]:
+        """The same as `read_since`, a batch in memory at a time where the seqs of the files rise."""
+        if not self._rises:
+            yield from self.read_since(seq)
+            return
+        for batch in iterate(self.path, Reading(), seq):
+            for entry in batch:
+                if entry["seq"] >= seq:
+                    yield entry
 
     def head(self) -> int:
         """The seq after the newest entry."""
@@ -148,6 +161,7 @@ class JsonlBackend:
                 self._reopen()
             os.ftruncate(self._fd, 0)
             self._size = self._head = 0
+            self._rises = True
 
     def flush(self) -> None:
         """Return when all entries are on disk."""
@@ -212,6 +226,7 @@ class JsonlBackend:
 
     def _find_head(self) -> int:
         head = 0
+        self._rises = True
         for segment in segments(self.path):
             with contextlib.suppress(FileNotFoundError), segment.open("rb") as file:
                 for line in file:
@@ -222,6 +237,7 @@ class JsonlBackend:
         return head
 
     def _find_head_slowly(self) -> int:
+        self._rises = False
         entries, reading = read_entries(self.path)
         self.bad_lines = reading.bad_lines
         for bad in reading.bad_lines:
