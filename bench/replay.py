@@ -18,7 +18,8 @@ from bench.peers.servers import NotInstalled, free_port, running
 from bench.raw import connect
 from bench.readers import build, reading
 from bench.table import NOTHING, Table, count, ratio
-from tape.client import AsyncTapeClient
+from tape.client import AsyncTapeClient, rpcs
+from tape.proto import tape_pb2 as pb
 
 TITLE = "Replay: from the oldest entry to the newest"
 
@@ -120,6 +121,7 @@ def _tape(options: Options, stack: contextlib.ExitStack, kind: str) -> Iterator[
         return _read_http(lab, port, server.pid, "/v1/events?resume_seq=0", wanted)
 
     yield Way(f"{store}: SubscribeBySubject, one by one", one_by_one, by_sdk(_one_by_one), BARE_GRPC)
+    yield Way(f"{store}: subscribe_by_subject of the SDK", entries, by_sdk(_by_subject), CATCH_UP)
     yield Way(f"{store}: Follow, in the batches that travel", entries, by_sdk(read_batches), CATCH_UP, AIMS[kind])
     yield Way(f"{store}: Follow, as Entry objects", entries, by_sdk(_as_entries), CATCH_UP)
     yield Way(f"{store}: SSE", entries, by_http, CATCH_UP, AIMS[kind])
@@ -145,6 +147,11 @@ async def _measure(url: str, read: Reader, wanted: int) -> float:
 
 
 async def _one_by_one(client: AsyncTapeClient, wanted: int) -> int:
+    request = pb.SubscribeBySubjectRequest(subject_pattern="/tape/order/**")
+    return await _count(client._channel.stream(rpcs.SUBSCRIBE_BY_SUBJECT, request), wanted)
+
+
+async def _by_subject(client: AsyncTapeClient, wanted: int) -> int:
     return await _count(client.subscribe_by_subject(subject_pattern="/tape/order/**"), wanted)
 
 

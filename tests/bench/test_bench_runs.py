@@ -70,6 +70,7 @@ def questions_without_peers(tmp_path_factory: pytest.TempPathFactory) -> tuple[s
         "Tape on SQLite, def, on threads",
         "SQLite: rate_limit_per_s 1,000,000",
         "SQLite: SubscribeBySubject, one by one",
+        "SQLite: subscribe_by_subject of the SDK",
         "SQLite: Follow, in the batches that travel",
         "delivered/s",
         "memory of an idle reader",

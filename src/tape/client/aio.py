@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from tape.base.retry import RECONNECT, Backoff
@@ -36,15 +38,19 @@ DEPRECATED_SPEAKING_AS = "speaking_as() is deprecated; use with_lease_owner()."
 MAX_STREAMED_BYTES = 2 << 20
 
 _Named = TypeVar("_Named", pb.EventEntry, pb.JournalEntry)
-_Subscription = TypeVar("_Subscription", pb.SubscribeBySubjectRequest, pb.SubscribeEventsRequest)
+_Subscription = TypeVar("_Subscription", pb.FollowRequest, pb.SubscribeEventsRequest)
 
 
-def _begin_after(request: _Subscription, position: int) -> None:
+def _begin_after(request: pb.SubscribeEventsRequest, position: int) -> None:
     request.from_global_seq = position
 
 
-def _move_after(request: _Subscription, entry: pb.EventEntry) -> None:
+def _move_after(request: pb.SubscribeEventsRequest, entry: pb.EventEntry) -> None:
     request.from_global_seq = entry.global_seq
+
+
+def _move_after_batch(request: pb.FollowRequest, batch: pb.EntryBatch) -> None:
+    request.from_global_seq = batch.position
 
 
 def _has_position(request: _Subscription) -> bool:
@@ -56,7 +62,7 @@ def _move_run_after(request: pb.SubscribeRunRequest, entry: pb.JournalEntry) -> 
     request.from_seq = entry.seq + 1
 
 
-_BY_SUBJECT = ResumableCall(rpcs.SUBSCRIBE_BY_SUBJECT, _move_after, _begin_after, _has_position)
+_FOLLOW = ResumableCall(rpcs.FOLLOW, _move_after_batch, can_repeat=_has_position)
 _EVENTS = ResumableCall(rpcs.SUBSCRIBE_EVENTS, _move_after, _begin_after, _has_position)
 _RUN = ResumableCall(rpcs.SUBSCRIBE_RUN, _move_run_after)
 
@@ -228,7 +234,7 @@ class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionC
                 async for batch in self._channel.stream(rpcs.FOLLOW, request):
                     backoff.reset()
                     broken = None if verifier is None else verifier.verify(batch, skip_gaps=request.skip_gaps)
-                    request.from_global_seq = batch.position or request.from_global_seq
+                    _move_after_batch(request, batch)
                     yield batch
                     if broken is not None:
                         raise EntryDamaged(broken.first, broken.last, broken.detail)
@@ -255,14 +261,13 @@ class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionC
         skip_gaps: bool = False,
         on_gap: OnGap | None = None,
     ) -> AsyncIterator[pb.EventEntry]:
-        """Matching entries one by one. `skip_gaps` and `on_gap` are those of `follow`; the next entry names the gap."""
-        request = pb.SubscribeBySubjectRequest(
-            subject_pattern=subject_pattern,
-            predicate_cel=predicate_cel,
-            from_global_seq=from_global_seq,
-            skip_gaps=skip_gaps,
-        )
-        return _reporting(self._resumptions.stream(self._channel, _BY_SUBJECT, request, timeout), request, on_gap)
+        """Matching entries one by one. `skip_gaps` and `on_gap` are those of `follow`; the next entry names the gap.
+
+        They travel in the batches of `Follow`, many times faster than the messages of `SubscribeBySubject`.
+        """
+        request = _follow_request(subject_pattern, from_global_seq, "", "", predicate_cel, skip_gaps)
+        batches = self._resumptions.stream(self._channel, _FOLLOW, request, timeout)
+        return _reporting(_one_by_one(batches), request, on_gap)
 
     def subscribe_events(
         self,
@@ -371,8 +376,22 @@ def _check_on_gap(on_gap: OnGap | None, *, skip_gaps: bool) -> None:
         raise InvalidInput("on_gap needs skip_gaps=True: without it a gap is raised as EntryDamaged or CursorDiverged.")
 
 
+async def _one_by_one(batches: AsyncGenerator[pb.EntryBatch, None]) -> AsyncIterator[pb.EventEntry]:
+    """The entries of batches; each names the gaps between its predecessor and itself."""
+    waiting: deque[pb.JournalGap] = deque()
+    async with aclosing(batches):
+        async for batch in batches:
+            waiting += batch.gaps
+            for entry in batch.entries:
+                while waiting and waiting[0].first < entry.global_seq:
+                    entry.gaps.append(waiting.popleft())
+                yield entry
+
+
 def _reporting(
-    stream: AsyncIterator[_Named], request: _Subscription | pb.SubscribeRunRequest, on_gap: OnGap | None
+    stream: AsyncIterator[_Named],
+    request: pb.FollowRequest | pb.SubscribeEventsRequest | pb.SubscribeRunRequest,
+    on_gap: OnGap | None,
 ) -> AsyncIterator[_Named]:
     """The entries of a stream; the gaps that they name are reported before them."""
     _check_on_gap(on_gap, skip_gaps=request.skip_gaps)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -68,7 +68,7 @@ class Resumptions:
         call: ResumableCall[Request, Response],
         request: Request,
         deadline_s: float | None = None,
-    ) -> AsyncIterator[Response]:
+    ) -> AsyncGenerator[Response, None]:
         """What the RPC returns, each response once and in order, until it ends.
 
         An outage before the server has accepted the call is raised at once. After that the stream is opened again
