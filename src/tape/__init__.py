@@ -67,6 +67,8 @@ _TOP_LEVEL = {
         "EffectUnknown",
         "RunCancelled",
         "RunEnded",
+        "RunFenced",
+        "RunInterrupted",
         "RunParked",
         "ScopeDenied",
         "TapeError",

@@ -52,6 +52,8 @@ from tape.errors import EffectUnknown as EffectUnknown
 from tape.errors import EntryDamaged as EntryDamaged
 from tape.errors import RunCancelled as RunCancelled
 from tape.errors import RunEnded as RunEnded
+from tape.errors import RunFenced as RunFenced
+from tape.errors import RunInterrupted as RunInterrupted
 from tape.errors import RunParked as RunParked
 from tape.errors import ScopeDenied as ScopeDenied
 from tape.errors import TapeError as TapeError
@@ -191,6 +193,8 @@ __all__ = [
     "RetryPolicy",
     "RunCancelled",
     "RunEnded",
+    "RunFenced",
+    "RunInterrupted",
     "RunParked",
     "ScopeDenied",
     "ServerBackend",

@@ -14,8 +14,8 @@ from typing import Any, ClassVar, NamedTuple
 class TapeError(Exception):
     """Anything that Tape refuses or fails to do."""
 
-    code: ClassVar[str] = "TAPE-1000"
-    status: ClassVar[str] = "INTERNAL"
+    code: str = "TAPE-1000"
+    status: str = "INTERNAL"
     retryable: ClassVar[bool] = False
     # Of an append whose outcome is not known: `append(…, request_id=error.request_id)` appends at most once.
     request_id: str = ""
@@ -408,11 +408,16 @@ class EffectFailed(TapeError):
         self.error_message = error_message
 
 
-class RunInterrupted(TapeError):
-    """A run cannot go on now. Nothing is lost: it is carried on later, or not at all if it was cancelled."""
+class RunInterrupted(BaseException):
+    """A run cannot go on now. Nothing is lost: it is carried on later, or not at all if it was cancelled.
 
-    code = "TAPE-1752"
-    status = "FAILED_PRECONDITION"
+    Not an `Exception`: `except Exception` in an agent or a framework must not swallow it, nor does `except TapeError`
+    see it.
+    """
+
+    code: str = "TAPE-1752"
+    status: str = "FAILED_PRECONDITION"
+    retryable: ClassVar[bool] = False
 
 
 class RunParked(RunInterrupted):
@@ -437,6 +442,40 @@ class RunEnded(RunInterrupted):
     """A run that is over was to be carried on; there is nothing left to do."""
 
     code = "TAPE-1756"
+
+
+class RunFenced(RunInterrupted):
+    """Another process has taken the lease of the run: this one may do nothing more for it."""
+
+    code = "TAPE-2420"
+
+
+class RunWaiting(RunParked):
+    """A parked run was to decide, begin an effect or end: the server refuses it until the run is resumed."""
+
+    code = "TAPE-2421"
+
+
+class RunOver(RunEnded):
+    """An ended run was to decide or to begin an effect: the server refuses it."""
+
+    code = "TAPE-2422"
+
+
+class RunRefused(IllegalTransition):
+    """A server refuses a call of a run that cannot act. Clients raise `interruption`, whose code is sent."""
+
+    code = "TAPE-2423"
+
+    def __init__(self, interruption: RunInterrupted) -> None:
+        super().__init__(str(interruption))
+        self.interruption = interruption
+        self.code = interruption.code
+        self.status = interruption.status
+
+
+AnyTapeError = TapeError | RunInterrupted
+"""Every error of Tape: what it refuses or fails to do, and what interrupts a run."""
 
 
 class AckLost(TapeError):
@@ -1028,7 +1067,7 @@ class ToolFailed(PlaybookError):
     status = "UNAVAILABLE"
 
 
-class DownstreamUnavailable(RunInterrupted):
+class DownstreamUnavailable(TapeError):
     """A step found the downstream of its subscription unavailable: the run waits for it and is resumed."""
 
     code = "TAPE-2116"
@@ -1045,7 +1084,7 @@ class InvalidBatchResults(PlaybookError):
     code = "TAPE-2179"
 
 
-class MessageRetry(RunInterrupted):
+class MessageRetry(TapeError):
     """A playbook wants to see a message of a batch again: its task is retried."""
 
     code = "TAPE-2180"
@@ -1246,10 +1285,10 @@ def _excerpt(text: str, offset: int, width: int = 100) -> str:
     return f"\n  {shown}\n  {' ' * (column - cut + bool(cut))}^"
 
 
-def all_errors() -> dict[str, type[TapeError]]:
+def all_errors() -> dict[str, type[AnyTapeError]]:
     """Every error class by its code."""
-    found: dict[str, type[TapeError]] = {}
-    waiting: list[type[TapeError]] = [TapeError]
+    found: dict[str, type[AnyTapeError]] = {}
+    waiting: list[type[AnyTapeError]] = [TapeError, RunInterrupted]
     while waiting:
         error = waiting.pop()
         found[error.code] = error

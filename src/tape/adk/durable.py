@@ -19,6 +19,8 @@ from tape.adk.invocation import unwrapped
 from tape.adk.plugin import TapePlugin
 from tape.adk.session import TapeSessionService
 from tape.client.channel import DEFAULT_URL
+from tape.durable.interruptions import find_interruption
+from tape.errors import RunInterrupted
 
 
 class DurableRunner(Runner):
@@ -29,16 +31,24 @@ class DurableRunner(Runner):
 
     async def run_async(self, **arguments: Any) -> AsyncGenerator[Event, None]:
         """Run the agent on a message, or resume an invocation by its id; what Runner.run_async takes and yields."""
+        plugin = self._plugin()
+        earlier = plugin.begun_drives() if plugin is not None else frozenset()
         try:
             if arguments.get("new_message") is None and await self._is_over(**arguments):
                 return
             async with aclosing(super().run_async(**arguments)) as events:
                 async for event in events:
                     yield event
-        except Exception as error:
-            if (cause := unwrapped(error)) is error:
+        except (Exception, RunInterrupted, BaseExceptionGroup) as error:
+            cause = find_interruption(error) or unwrapped(error)
+            if plugin is not None and isinstance(cause, RunInterrupted):
+                plugin.leave(str(arguments["user_id"]), str(arguments["session_id"]), except_for=earlier)
+            if cause is error:
                 raise
             raise cause from error
+
+    def _plugin(self) -> TapePlugin | None:
+        return next((plugin for plugin in self.app.plugins if isinstance(plugin, TapePlugin)), None)
 
     async def _is_over(self, *, user_id: str, session_id: str, invocation_id: str | None = None, **_: Any) -> bool:
         """Whether the agent of an invocation has ended; if so, its run is ended.
@@ -50,7 +60,7 @@ class DurableRunner(Runner):
             return False
         key: dict[str, Any] = {"app_name": self.app_name, "user_id": user_id, "session_id": session_id}
         session = await self.session_service.get_session(**key)
-        plugin = next((plugin for plugin in self.app.plugins if isinstance(plugin, TapePlugin)), None)
+        plugin = self._plugin()
         is_over = session is not None and any(
             event.invocation_id == invocation_id and event.author == self.agent.name and event.actions.end_of_agent
             for event in session.events

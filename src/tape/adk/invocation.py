@@ -14,18 +14,18 @@ from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
 from tape.adk.drive import MARK, STREAMED
-from tape.errors import TapeError
+from tape.errors import RunInterrupted, TapeError
 
 # The attribute of a tool's exception that has the error to raise instead.
 REPLACEMENT = "_tape_replacement"
 
 
-def unwrapped(error: Exception) -> Exception:
+def unwrapped(error: BaseException) -> BaseException:
     """The exception behind one that a runner raised: google-adk wraps those of plugins."""
-    if isinstance(error, RuntimeError) and isinstance(error.__cause__, TapeError):
+    if isinstance(error, RuntimeError) and isinstance(error.__cause__, TapeError | RunInterrupted):
         return error.__cause__
     replacement = getattr(error, REPLACEMENT, error)
-    return replacement if isinstance(replacement, Exception) else error
+    return replacement if isinstance(replacement, BaseException) else error
 
 
 def has_answered(agent: LlmAgent, context: InvocationContext, events: Sequence[Event]) -> bool:

@@ -105,6 +105,16 @@ class TapePlugin(BasePlugin):
         # A cancelled task makes no callback: stop renewing its lease, so that another process can resume the run.
         weakref.finalize(invocation_context, self._forget, id(drive.session))
 
+    def begun_drives(self) -> frozenset[int]:
+        """The invocations that are being executed."""
+        return frozenset(self._drives)
+
+    def leave(self, user_id: str, session_id: str, *, except_for: frozenset[int]) -> None:
+        """Release the runs of a session that were interrupted: google-adk makes no callback for an interruption."""
+        for key, drive in list(self._drives.items()):
+            if key not in except_for and (drive.run.user_id, drive.run.session_id) == (user_id, session_id):
+                self._forget(key)
+
     def _forget(self, key: int) -> None:
         drive = self._drives.pop(key, None)
         if drive is not None and not drive.within and drive.run.lease is not None:
@@ -203,9 +213,8 @@ class TapePlugin(BasePlugin):
             usd = drive.budget.usd_of(tokens) if drive.budget else 0.0
             call_with_retry(run.client.charge_budget, run_id=run.run_id, usd=usd, tokens=tokens)
         mine = decision_json(response, continues=not drive.is_asked(branch))
-        recorded = call_with_retry(
+        recorded = run.call(
             run.client.record_decision,
-            run_id=run.run_id,
             decision_index=index,
             model=response.model_version or model_of(context),
             request_json=json.dumps({"agent": context.agent_name, "branch": branch or ""}),
@@ -288,7 +297,7 @@ def _recall(drive: Drive, branch: str | None) -> LlmResponse | None:
     response = None
     while drive.may_be_recorded(branch):
         index = drive.next_index(branch)
-        found = call_with_retry(drive.run.client.get_decision, run_id=drive.run.run_id, decision_index=index)
+        found = drive.run.call(drive.run.client.get_decision, decision_index=index)
         if not found.found or (response is not None and not is_continuation(found.decision.response_json)):
             break
         further = response_of(found.decision.response_json)
@@ -304,7 +313,7 @@ def _marked(response: LlmResponse, index: int) -> LlmResponse:
 
 def _admit(drive: Drive) -> None:
     usd = drive.budget.usd_of(1) if drive.budget else 0.0
-    answer = call_with_retry(drive.run.client.admit_budget, run_id=drive.run.run_id, usd_estimate=usd, token_estimate=1)
+    answer = drive.run.call(drive.run.client.admit_budget, usd_estimate=usd, token_estimate=1)
     if not answer.admitted:
         raise BudgetExceeded(f"The budget of run {drive.run.run_id!r} does not allow it: {answer.reason}.")
 

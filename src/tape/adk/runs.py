@@ -17,8 +17,9 @@ from tape.client.shared import shared_client
 from tape.client.sync import TapeClient
 from tape.durable.budgets import KEY, Budget, budget_from_run_config
 from tape.durable.effect_call import RunHandle
+from tape.durable.interruptions import ends_run
 from tape.durable.lease import RunLease
-from tape.durable.runs import adopted_owner, ends_run
+from tape.durable.runs import adopted_owner
 from tape.durable.server_retry import call_with_retry
 from tape.errors import IllegalTransition, RunCancelled, RunEnded
 from tape.proto import tape_pb2 as pb
@@ -56,7 +57,7 @@ class Runs:
             call_with_retry(
                 run.client.set_budget, run_id=run.run_id, usd_cap=budget.usd_cap, token_cap=budget.token_cap
             )
-        run.lease = RunLease(run.client, run.run_id, run.lease_owner, self._lease_ttl_ms)
+        run.lease = RunLease(run.client, run.run_id, run.lease_owner, self._lease_ttl_ms, on_lost=run.lease_is_lost)
         run.lease.start()
         if is_resumed:
             context.session.events = CallsLast(context.session.events)
@@ -68,6 +69,7 @@ class Runs:
         """End the run of an invocation; one with an unanswered long-running call parks at a gate."""
         _let_go(drive)
         run = drive.run
+        run.check()
         if context.is_aborted:
             _end_as(run, pb.RUN_STATUS_CANCELLED, {"reason": "aborted"})
         elif is_closed_early:
@@ -86,7 +88,7 @@ class Runs:
         """Fail the run, unless it can be resumed after this exception."""
         _let_go(drive)
         cause = unwrapped(error)
-        if ends_run(cause):
+        if ends_run(cause) and drive.run.interruption is None:
             _end_as(drive.run, pb.RUN_STATUS_FAILED, {"error": type(cause).__name__, "message": str(cause)})
 
     def finish(self, *, app_name: str, user_id: str, session_id: str, invocation_id: str) -> None:
@@ -117,13 +119,13 @@ def refuse_cancelled(run: RunHandle) -> None:
     """Raise RunCancelled if the run was cancelled."""
     state = call_with_retry(run.client.get_run, run_id=run.run_id)
     if pb.RUN_STATUS_CANCELLED in (state.status, state.former_status):
-        raise RunCancelled(f"The run {run.run_id!r} was cancelled.")
+        raise run.interrupt(RunCancelled(f"The run {run.run_id!r} was cancelled."))
 
 
 def _end_as(run: RunHandle, status: int, detail: dict[str, Any] | None = None) -> None:
     detail_json = json.dumps(detail) if detail else ""
     try:
-        call_with_retry(run.client.end_run, run_id=run.run_id, status=status, detail_json=detail_json)
+        run.call(run.client.end_run, status=status, detail_json=detail_json)
     except IllegalTransition:
         refuse_cancelled(run)
         raise

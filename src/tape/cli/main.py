@@ -17,7 +17,7 @@ from tape.base.garbage import collection_paused
 from tape.base.url_mask import mask_urls
 from tape.cli.commands import COMMANDS, PANELS
 from tape.cli.plain_values import take_plain_values
-from tape.errors import TapeError
+from tape.errors import RunInterrupted, TapeError
 
 
 class LazyGroup(TyperGroup):
@@ -115,7 +115,7 @@ def main(command: Callable[[], Any] = app) -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         command()
-    except TapeError as error:
+    except (TapeError, RunInterrupted) as error:
         typer.secho(f"error {error.code}: ", fg="red", bold=True, err=True, nl=False)
         typer.echo(mask_urls(str(error)), err=True)
         sys.exit(1)

@@ -8,7 +8,7 @@ from tape.client import rpcs
 from tape.client.call_batcher import CallBatcher, PendingCall
 from tape.client.channel import Channel
 from tape.client.failures import to_error
-from tape.errors import NotServed
+from tape.errors import NotServed, RunInterrupted
 from tape.proto import tape_pb2 as pb
 
 MAX_MOVES = 256
@@ -43,7 +43,7 @@ class AdvanceBatcher:
         request = pb.AdvanceRunsRequest(moves=[call.item for call in calls])
         try:
             answer = await self._channel.call(rpcs.ADVANCE_RUNS, request)
-        except Exception as error:
+        except (Exception, RunInterrupted) as error:
             for call in calls:
                 call.fail(error)
             return

@@ -33,7 +33,7 @@ class PendingCall(Generic[Item, Answer]):
         if not self.future.done():
             self.future.set_result(answer)
 
-    def fail(self, error: Exception) -> None:
+    def fail(self, error: BaseException) -> None:
         """Raise an error in the caller, unless it was cancelled."""
         if not self.future.done():
             self.future.set_exception(error)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, NoReturn
 from tape.base.tls import remedy_for
 from tape.base.url_mask import mask_urls
 from tape.errors import (
+    AnyTapeError,
     CursorDiverged,
     EntryDamaged,
     NotServed,
@@ -43,15 +44,15 @@ class CallFailure(NamedTuple):
     trailers: Mapping[str, Any] = {}
 
 
-def to_error(code: str, message: str) -> TapeError:
+def to_error(code: str, message: str) -> AnyTapeError:
     """The error with the code that a server sent; a code newer than this client becomes a TapeError."""
     kind = _ERRORS.get(code, TapeError)
     error = kind.__new__(kind)
-    TapeError.__init__(error, message)  # constructors differ; the message is the server's
+    BaseException.__init__(error, message)  # constructors differ; the message is the server's
     return error
 
 
-def translate(failure: CallFailure, url: str, name: str) -> TapeError:
+def translate(failure: CallFailure, url: str, name: str) -> AnyTapeError:
     """The Tape error for the failed call of an RPC."""
     if failure.code:
         return _with_trailers(to_error(failure.code, failure.details), failure.trailers)
@@ -76,7 +77,7 @@ def translate(failure: CallFailure, url: str, name: str) -> TapeError:
     return RpcFailed(f"{failure.status}: {failure.details}", failure.status)
 
 
-def _with_trailers(error: TapeError, trailers: Mapping[str, Any]) -> TapeError:
+def _with_trailers(error: AnyTapeError, trailers: Mapping[str, Any]) -> AnyTapeError:
     if isinstance(error, TenantLimitReached) and str(pushback := trailers.get(PUSHBACK_KEY)).isdecimal():
         error.retry_after_s = int(str(pushback)) / 1_000
     if isinstance(error, EntryDamaged | CursorDiverged) and (gap := _GAP.fullmatch(str(trailers.get(GAP_KEY)))):

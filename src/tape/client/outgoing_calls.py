@@ -10,7 +10,7 @@ from typing import NamedTuple
 from tape.base.keepalive import keep_alive
 from tape.base.url_mask import mask_urls
 from tape.client.failures import CallFailure, translate
-from tape.errors import ServerUnreachable, TapeError
+from tape.errors import AnyTapeError, ServerUnreachable
 from tape.proto.call_frames import (
     JOURNAL_HEADER,
     MAX_CALLS,
@@ -180,7 +180,7 @@ class OutgoingCalls(asyncio.Protocol):
         else:
             waiting.future.set_exception(self._error_of(reply, waiting.name))
 
-    def _error_of(self, reply: ReplyFrame, name: str) -> TapeError:
+    def _error_of(self, reply: ReplyFrame, name: str) -> AnyTapeError:
         status = STATUS_NAMES[reply.status] if 0 < reply.status < len(STATUS_NAMES) else "UNKNOWN"
         text = reply.body.decode(errors="replace")
         return translate(CallFailure(status, text, reply.error_code, dict(reply.trailers or ())), self._url, name)
@@ -246,7 +246,7 @@ class OutgoingCalls(asyncio.Protocol):
             self._is_closing = True
             self._on_closed()
 
-    def _lost(self, reason: str) -> TapeError:
+    def _lost(self, reason: str) -> AnyTapeError:
         return translate(CallFailure("UNAVAILABLE", reason), self._url, "")
 
     def _check_alive(self) -> None:

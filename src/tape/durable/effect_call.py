@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import contextvars
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from tape.durable.lease import RunLease
-from tape.errors import NotInRun
+from tape.durable.server_retry import call_with_retry
+from tape.errors import (
+    EffectUnknown,
+    IllegalTransition,
+    LeaseHeld,
+    NotInRun,
+    RunCancelled,
+    RunEnded,
+    RunFenced,
+    RunInterrupted,
+)
+from tape.proto import tape_pb2 as pb
 
 # Where a plugin leaves the call on a framework's own tool context.
 ATTRIBUTE = "_tape_call"
@@ -30,6 +41,65 @@ class RunHandle:
     session_id: str = ""
     invocation_id: str = ""
     lease: RunLease | None = None
+    # Why this process may do nothing more for the run: every further call raises it.
+    interruption: RunInterrupted | None = None
+    # The gate that it waits at.
+    parked_at: str = ""
+
+    def call(self, call: Callable[..., Any], /, **arguments: Any) -> Any:
+        """Make a call for the run, retried while the server is unavailable.
+
+        Raises RunInterrupted if the run was parked, cancelled, ended or leased to another process, and from then on
+        without asking the server: code that has swallowed the interruption does nothing more.
+        """
+        self.check()
+        return self.settle(call, **arguments)
+
+    def settle(self, call: Callable[..., Any], /, **arguments: Any) -> Any:
+        """`call` for what was begun before: it is recorded although the run was interrupted meanwhile."""
+        try:
+            return call_with_retry(call, run_id=self.run_id, **arguments)
+        except LeaseHeld as error:
+            raise self.interrupt(RunFenced(f"{error} This process does nothing more for the run.")) from error
+        except EffectUnknown:
+            raise
+        except RunInterrupted as interruption:
+            raise self.interrupt(interruption) from None
+
+    def check(self) -> None:
+        """Raise the interruption of the run, if there was one."""
+        if self.interruption is not None:
+            raise self.interruption
+
+    def interrupt(self, interruption: RunInterrupted) -> RunInterrupted:
+        """Let every further call of the run raise this; returns the interruption to raise."""
+        self.interruption = self.interruption or interruption
+        if self.lease is not None:
+            self.lease.stop(wait=False)
+        return self.interruption
+
+    def take_lease_again(self) -> None:
+        """Go on with a run that has parked in this process, because its gate was answered meanwhile."""
+        lease = self.lease
+        ttl_ms = 0 if lease is None else lease.ttl_ms
+        self.settle(self.client.resume_run, lease_owner=self.lease_owner, lease_ttl_ms=ttl_ms)
+        self.interruption, self.parked_at = None, ""
+        if lease is not None:
+            lease.start()
+
+    def lease_is_lost(self, error: LeaseHeld | IllegalTransition) -> None:
+        """The lease was not renewed: the run was cancelled or ended, or another process has it."""
+        if isinstance(error, LeaseHeld):
+            self.interrupt(RunFenced(f"{error} This process does nothing more for the run."))
+            return
+        state = call_with_retry(self.client.get_run, run_id=self.run_id)
+        if pb.RUN_STATUS_CANCELLED in (state.status, state.former_status):
+            self.interrupt(RunCancelled(f"The run {self.run_id!r} was cancelled."))
+        elif state.ended_at_ms:
+            name = pb.RunStatus.Name(state.status).removeprefix("RUN_STATUS_")
+            self.interrupt(RunEnded(f"The run {self.run_id!r} is {name}: another process has ended it."))
+        elif state.lease_owner not in ("", self.lease_owner):
+            self.interrupt(RunFenced(f"{error} It is leased to {state.lease_owner!r}."))
 
 
 @dataclass(eq=False)

@@ -82,14 +82,14 @@ class BegunEffect:
             business_key=business_key,
             parent=parent,
         )
+        parent.run.check()
         if meta.dispatch == "outbox":
             _register_compensation(call, arguments)  # a dispatcher may send it as soon as it is recorded
         # The server rejects inline effects that are non-idempotent; with `allow_unsafe` they are never repeated.
         is_unsafe = meta.semantics == "non_idempotent" and meta.dispatch == "inline"
         try:
-            begun = call_with_retry(
+            begun = parent.run.call(
                 parent.run.client.begin_effect,
-                run_id=parent.run_id,
                 decision_index=parent.decision_index,
                 tool_name=meta.name,
                 request_json=request_json,
@@ -103,6 +103,9 @@ class BegunEffect:
         except ScopeDenied as error:
             _drop_compensation(call, "the effect was refused")
             raise ScopeDenied(str(error), scope=meta.scope, tool=meta.name) from error
+        except RunInterrupted:
+            _drop_compensation(call, "the run was interrupted before the effect")
+            raise
         begun_effect = cls(meta, call, arguments, begun)
         if begun.idempotency_key != call.idempotency_key:
             begun_effect._leave_to_other_run(begun.idempotency_key)
@@ -161,9 +164,8 @@ class BegunEffect:
         return _failure(self.meta.name, self._error_json)
 
     def _complete(self, status: int, *, response_json: str = "", error_json: str = "") -> None:
-        record = call_with_retry(
+        record = self.call.run.settle(
             self.call.run.client.complete_effect,
-            run_id=self.call.run_id,
             idempotency_key=self.call.idempotency_key,
             status=status,
             response_json=response_json,
@@ -228,9 +230,8 @@ def _register_compensation(call: EffectCall, arguments: dict[str, Any], result: 
     if make_payload is not None:
         offered = {**arguments, "args": arguments, "idempotency_key": call.idempotency_key, "result": result}
         payload = finish(call_offering(make_payload, offered, arguments))
-    call_with_retry(
+    call.run.settle(
         call.run.client.register_compensation,
-        run_id=call.run_id,
         effect_key=call.idempotency_key,
         kind=_kind_of(declared["fn"]),
         payload_json=_to_json(payload, f"The compensation payload of {call.tool_name!r}"),
@@ -281,7 +282,7 @@ def perform(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], bod
     with within(begun_effect.call):
         try:
             result = attempt(meta, lambda: body(begun_effect.call))
-        except Exception as error:
+        except (Exception, RunInterrupted) as error:
             if (failure := begun_effect.fail(error)) is error:
                 raise
             raise failure from error
@@ -303,7 +304,7 @@ async def perform_async(meta: EffectMeta, parent: EffectCall, arguments: dict[st
     with within(begun_effect.call):
         try:
             result = await attempt_async(meta, lambda: body(begun_effect.call))
-        except Exception as error:
+        except (Exception, RunInterrupted) as error:
             if (failure := await asyncio.to_thread(begun_effect.fail, error)) is error:
                 raise
             raise failure from error

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from tape.durable.effect_call import call_of
-from tape.durable.server_retry import call_with_retry
 from tape.errors import AckLost, RunParked
 from tape.model.payload import to_json
 
@@ -23,21 +22,27 @@ def gate(
     calls return the same answer. An answer that is not a JSON object is returned as `{"value": …}`.
     """
     call = call_of(tool_context)
-    lease = call.run.lease
+    run = call.run
+    is_asked_again = isinstance(run.interruption, RunParked) and run.parked_at == gate_name
+    if not is_asked_again:
+        run.check()
+    lease = run.lease
     if lease is not None:
         lease.stop()  # a renewal after the run has parked would resume it
-    answer = call_with_retry(
-        call.run.client.await_signal,
-        run_id=call.run_id,
-        gate_name=gate_name,
-        payload_json=to_json({"risk": risk, **(payload or {})}),
+    answer = run.settle(
+        run.client.await_signal, gate_name=gate_name, payload_json=to_json({"risk": risk, **(payload or {})})
     )
     if not answer.delivered:
-        raise RunParked(
-            f"The run {call.run_id!r} waits at the gate {gate_name!r}."
-            f" Answer it with: tape signal {gate_name} --run {call.run_id} --resolution '{{\"approved\": true}}'"
+        run.parked_at = gate_name
+        raise run.interrupt(
+            RunParked(
+                f"The run {call.run_id!r} waits at the gate {gate_name!r}."
+                f" Answer it with: tape signal {gate_name} --run {call.run_id} --resolution '{{\"approved\": true}}'"
+            )
         )
-    if lease is not None:
+    if is_asked_again:
+        run.take_lease_again()
+    elif lease is not None:
         lease.start()
     return _resolution(answer.resolution_json)
 

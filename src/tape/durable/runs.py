@@ -24,9 +24,10 @@ from tape.client.sync import TapeClient
 from tape.durable.budgets import Budget
 from tape.durable.callback_arguments import finish
 from tape.durable.effect_call import EffectCall, RunHandle, within
+from tape.durable.interruptions import ends_run, find_interruption
 from tape.durable.lease import DEFAULT_TTL_MS, RunLease
 from tape.durable.server_retry import call_with_retry
-from tape.errors import BudgetExceeded, LeaseHeld, RunEnded, RunInterrupted, TapeError
+from tape.errors import BudgetExceeded, IllegalTransition, LeaseHeld, RunEnded
 from tape.model.payload import to_json
 from tape.proto import tape_pb2 as pb
 
@@ -109,7 +110,7 @@ class DurableRun:
             if self._owns_client:
                 client.close()
             raise
-        handle.lease = RunLease(client, begun.run_id, owner, self._lease_ttl_ms)
+        handle.lease = RunLease(client, begun.run_id, owner, self._lease_ttl_ms, on_lost=handle.lease_is_lost)
         handle.lease.start()
 
     def _take(self, client: TapeClient, owner: str) -> pb.BeginRunResponse:
@@ -123,20 +124,37 @@ class DurableRun:
         return retry(begin, _LEASE_POLL, deadline_s=self._lease_wait_s)
 
     def _end(self, error: BaseException | None) -> None:
+        """End the run, or leave it open if it was interrupted.
+
+        An interruption that the block has swallowed, or that is in a group of exceptions, is raised here.
+        """
         handle = self._tape_call.run
         try:
             if handle.lease is not None:
                 handle.lease.stop()
+            if error is None or isinstance(error, Exception | BaseExceptionGroup):
+                interruption = find_interruption(error) or handle.interruption
+                if interruption is not None:
+                    raise interruption from error
             if error is None:
-                call_with_retry(handle.client.end_run, run_id=handle.run_id, status=pb.RUN_STATUS_TERMINAL)
+                self._end_as(pb.RUN_STATUS_TERMINAL)
             elif ends_run(error):
-                detail = json.dumps({"error": type(error).__name__, "message": str(error)})
-                call_with_retry(
-                    handle.client.end_run, run_id=handle.run_id, status=pb.RUN_STATUS_FAILED, detail_json=detail
+                self._end_as(
+                    pb.RUN_STATUS_FAILED, json.dumps({"error": type(error).__name__, "message": str(error)}), error
                 )
         finally:
             if self._owns_client:
                 handle.client.close()
+
+    def _end_as(self, status: int, detail_json: str = "", error: BaseException | None = None) -> None:
+        handle = self._tape_call.run
+        try:
+            handle.call(handle.client.end_run, status=status, detail_json=detail_json)
+        except IllegalTransition as refusal:
+            handle.lease_is_lost(refusal)
+            if handle.interruption is None:
+                raise
+            raise handle.interruption from error or refusal
 
     # ── operations of a run ────────────────────────────────────────────────────────────────────────
 
@@ -183,15 +201,12 @@ class DurableRun:
     def _next_decision(self) -> pb.GetDecisionResponse:
         call = self._tape_call
         call.decision_index += 1
-        found: pb.GetDecisionResponse = call_with_retry(
-            self.client.get_decision, run_id=self.run_id, decision_index=call.decision_index
-        )
+        found: pb.GetDecisionResponse = call.run.call(self.client.get_decision, decision_index=call.decision_index)
         return found
 
     def _record_decision(self, made: Any, model: str, request: Any, rationale: str, policy_version: str) -> Any:
-        recorded = call_with_retry(
+        recorded = self._tape_call.run.call(
             self.client.record_decision,
-            run_id=self.run_id,
             decision_index=self._tape_call.decision_index,
             model=model,
             request_json="" if request is None else to_json(request),
@@ -203,7 +218,8 @@ class DurableRun:
 
     def admit(self, *, usd: float = 0.0, tokens: int = 0) -> None:
         """Raise BudgetExceeded if that much more does not fit into the budget."""
-        answer = call_with_retry(self.client.admit_budget, run_id=self.run_id, usd_estimate=usd, token_estimate=tokens)
+        run = self._tape_call.run
+        answer = run.call(self.client.admit_budget, usd_estimate=usd, token_estimate=tokens)
         if not answer.admitted:
             raise BudgetExceeded(f"The budget of run {self.run_id!r} does not allow it: {answer.reason}.")
 
@@ -214,13 +230,6 @@ class DurableRun:
 
 def _decided(record: pb.DecisionRecord) -> Any:
     return msgspec.json.decode(record.response_json)["decision"]
-
-
-def ends_run(error: BaseException) -> bool:
-    """Whether an exception fails the run; False for interruptions after which the run can be resumed."""
-    if not isinstance(error, Exception) or isinstance(error, RunInterrupted):
-        return False
-    return not (isinstance(error, TapeError) and error.retryable)
 
 
 def durable_run(

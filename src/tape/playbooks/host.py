@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from tape.errors import (
+    DownstreamUnavailable,
     LeaseHeld,
+    MessageRetry,
     NotServed,
     Overloaded,
     PlaybookError,
@@ -24,7 +26,17 @@ if TYPE_CHECKING:
     from tape.playbooks.document import Playbook
 
 # Errors that interrupt a run without being its own failure.
-_INTERRUPTIONS = (LeaseHeld, NotServed, Overloaded, RunInterrupted, ServerStopping, ServerUnreachable, StoreError)
+_INTERRUPTIONS = (
+    DownstreamUnavailable,
+    LeaseHeld,
+    MessageRetry,
+    NotServed,
+    Overloaded,
+    RunInterrupted,
+    ServerStopping,
+    ServerUnreachable,
+    StoreError,
+)
 
 
 def is_interruption(error: BaseException) -> bool:

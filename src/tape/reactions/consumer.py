@@ -13,7 +13,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from tape.base.lease import renewal_interval_s
-from tape.errors import DownstreamUnavailable, HandlerTimedOut, NeverRetry
+from tape.errors import DownstreamUnavailable, HandlerTimedOut, NeverRetry, RunInterrupted
 from tape.model.task_pacing import pace
 from tape.proto import tape_pb2 as pb
 from tape.reactions.counters import Tally
@@ -285,7 +285,7 @@ class TaskConsumer:
             slot.detach()  # the thread keeps it until the handler returns
             self._wait_for(error.ended)
             report = self._failure(task, HandlerTimedOut(str(error)))
-        except (Exception, SystemExit) as error:
+        except (Exception, RunInterrupted, SystemExit) as error:
             report = self._failure(task, error)
         finally:
             slot.release()

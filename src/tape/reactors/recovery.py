@@ -12,6 +12,7 @@ from tape.base.coroutines import run_to_end
 from tape.base.owner import new_owner
 from tape.client.channel import DEFAULT_URL
 from tape.client.sync import TapeClient
+from tape.durable.interruptions import find_interruption
 from tape.durable.lease import DEFAULT_TTL_MS, RunLease
 from tape.durable.runs import adopted_owner
 from tape.durable.server_retry import call_with_retry
@@ -114,11 +115,15 @@ def resume_leased(
     outcome, reason = "recovered", ""
     try:
         _resume_leased(run, owner, drive, client, lease_ttl_ms, asked_at)
-    except RunInterrupted as error:
-        outcome, reason = ("parked" if isinstance(error, RunParked) else "interrupted"), str(error)
-    except Exception as error:
-        log.warning("resuming run %s failed", run.run_id, exc_info=True)
-        outcome, reason = "failed", f"{type(error).__name__}: {error}"
+    except (Exception, RunInterrupted, BaseExceptionGroup) as error:
+        if (interruption := find_interruption(error)) is not None:
+            outcome = "parked" if isinstance(interruption, RunParked) else "interrupted"
+            reason = str(interruption)
+        elif not isinstance(error, Exception):
+            raise
+        else:
+            log.warning("resuming run %s failed", run.run_id, exc_info=True)
+            outcome, reason = "failed", f"{type(error).__name__}: {error}"
     try:
         run = call_with_retry(client.get_run, run_id=run.run_id)
     except TapeError as error:

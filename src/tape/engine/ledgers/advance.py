@@ -54,6 +54,8 @@ class Move(msgspec.Struct, frozen=True):
     end: Ending | None = None
     trace: Trace = NO_TRACE
     principal: Principal = SYSTEM
+    # Who makes it: see `runs.check_lease`.
+    caller: str = ""
 
     @property
     def is_usual(self) -> bool:
@@ -82,9 +84,9 @@ _GOING_ON = frozenset({RunStatus.RUNNABLE, RunStatus.RUNNING, RunStatus.WAITING}
 
 def advance(tx: Transaction, move: Move) -> Begun | Denied | None:
     """Make one run's move; raises what is wrong with it."""
-    run_id, owner, trace = move.run_id, move.owner, move.trace
+    run_id, owner, caller, trace = move.run_id, move.owner, move.caller, move.trace
     if move.lease_ms > 0:
-        runs.resume(tx, run_id, owner=owner, lease_ms=move.lease_ms)
+        runs.resume(tx, run_id, owner=owner, lease_ms=move.lease_ms, caller=caller)
     for each in move.complete:
         effects.complete(
             tx,
@@ -96,9 +98,18 @@ def advance(tx: Transaction, move: Move) -> Begun | Denied | None:
             owner=owner,
             trace=trace,
         )
-    begun = effects.begin(tx, move.begin, owner=owner, trace=trace) if move.begin is not None else None
+    begun = effects.begin(tx, move.begin, owner=owner, caller=caller, trace=trace) if move.begin is not None else None
     if move.end is not None:
-        runs.end(tx, run_id, move.end.status, detail_json=move.end.detail_json, owner=owner, trace=trace)
+        runs.end(
+            tx,
+            run_id,
+            move.end.status,
+            detail_json=move.end.detail_json,
+            owner=owner,
+            caller=caller,
+            may_end_parked=False,
+            trace=trace,
+        )
     return begun if begun is None or isinstance(begun, Denied) else Begun(*begun)
 
 
@@ -158,8 +169,8 @@ class _Sheet:
             return error
 
     def _decide(self, before: Run, move: Move) -> Key | Result:
-        runs.check_lease(before, move.owner)
-        run = runs.leased(before, move.owner, move.lease_ms) if move.lease_ms > 0 else before
+        runs.check_lease(before, move.owner, move.caller)
+        run = runs.leased(before, move.owner, move.lease_ms, move.caller) if move.lease_ms > 0 else before
         drafts: list[tuple[Draft, Key | None]] = []
         changed: dict[Key, Effect] = {}
         result: Key | Result = None
@@ -176,11 +187,13 @@ class _Sheet:
             key = (move.run_id, move.begin.idempotency_key)
             existing = changed.get(key) or self._effects.get(key)
             if existing is None:
+                runs.check_acting(run)
                 result, changed[key] = key, move.begin
                 drafts.append((runs.draft_of(run, *effects.describe_begin(move.begin), move.trace), key))
             else:
                 result = Begun(existing, existed=True)
         if move.end is not None:
+            runs.check_end(run)
             run = runs.ended(run, RunStatus.TERMINAL, move.end.detail_json)
             drafts.append((runs.draft_of(run, *runs.describe_end(run), move.trace), None))
         if run is not before:

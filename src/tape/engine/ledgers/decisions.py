@@ -38,11 +38,17 @@ def find(reader: Reader | Transaction, run_id: str, decision_index: int) -> Deci
     return load(Decision, row)
 
 
-def record(tx: Transaction, wanted: Decision, *, owner: str = "", trace: Trace = NO_TRACE) -> Decision:
-    """Record a decision. If the index has a decision already, that one is returned unchanged."""
-    run = runs.get_writable(tx, wanted.run_id, owner)
+def record(
+    tx: Transaction, wanted: Decision, *, owner: str = "", caller: str = "", trace: Trace = NO_TRACE
+) -> Decision:
+    """Record a decision. If the index has a decision already, that one is returned unchanged.
+
+    Raises RunRefused if the run is parked, cancelled or ended.
+    """
+    run = runs.get_writable(tx, wanted.run_id, owner, caller)
     if (existing := find(tx, wanted.run_id, wanted.decision_index)) is not None:
         return existing
+    runs.check_acting(run)
     payload = {
         "decision_index": wanted.decision_index,
         "model": wanted.model,

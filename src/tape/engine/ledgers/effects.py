@@ -16,7 +16,7 @@ from tape.base.telemetry.tracing import NO_TRACE, Trace
 from tape.engine.ledgers import obligations, runs
 from tape.engine.ledgers.due_times import due_condition, due_parameters, is_due
 from tape.engine.ledgers.run_record import Run
-from tape.errors import IllegalTransition, InvalidInput, LeaseHeld, NotFound, RunCancelled, ScopeDenied
+from tape.errors import IllegalTransition, InvalidInput, LeaseHeld, NotFound, ScopeDenied
 from tape.model import subject
 from tape.model.entry import check_id
 from tape.model.ledger_states import (
@@ -25,7 +25,6 @@ from tape.model.ledger_states import (
     EffectSemantics,
     EffectStatus,
     Resolution,
-    RunStatus,
     check_transition,
     parse,
 )
@@ -137,9 +136,14 @@ def check(wanted: Effect) -> None:
         raise IllegalTransition("business_key requires connector: name the connector that the key is unique for.")
 
 
-def begin(tx: Transaction, wanted: Effect, *, owner: str = "", trace: Trace = NO_TRACE) -> tuple[Effect, bool] | Denied:
-    """Begin an effect before its execution. If it exists already, that effect with its outcome and True."""
-    run = runs.get_writable(tx, wanted.run_id, owner)
+def begin(
+    tx: Transaction, wanted: Effect, *, owner: str = "", caller: str = "", trace: Trace = NO_TRACE
+) -> tuple[Effect, bool] | Denied:
+    """Begin an effect before its execution. If it exists already, that effect with its outcome and True.
+
+    Raises RunRefused if the run is parked, cancelled or ended.
+    """
+    run = runs.get_writable(tx, wanted.run_id, owner, caller)
     if wanted.scope and wanted.scope not in run.scopes:
         return _deny(tx, run, wanted, trace)
     if wanted.business_key:
@@ -147,8 +151,7 @@ def begin(tx: Transaction, wanted: Effect, *, owner: str = "", trace: Trace = NO
     existing = find(tx, run.run_id, wanted.idempotency_key) or _same_business(tx, wanted)
     if existing is not None:
         return existing, True
-    if RunStatus.CANCELLED in (run.status, run.former_status):
-        raise RunCancelled(f"The run {run.run_id!r} was cancelled: it begins no further effect.")
+    runs.check_acting(run)
     entry = runs.journal(tx, run, *describe_begin(wanted), trace)
     # The journal's time never goes back: after the clock was ahead, it is later than now.
     due = min(entry.ts_ms, now_ms()) if wanted.dispatch_mode == DispatchMode.OUTBOX else 0

@@ -61,8 +61,8 @@ def wait(
     if run.status == RunStatus.WAITING and run.waiting_on_gate == gate_name:
         return signal  # it waits there already
     tx.execute(
-        "UPDATE tape_runs SET status = ?, waiting_on_gate = ?, lease_owner = '', lease_expires_at_ms = 0"
-        " WHERE run_id = ?",
+        "UPDATE tape_runs SET status = ?, waiting_on_gate = ?, lease_owner = '', lease_expires_at_ms = 0,"
+        " lease_caller = '' WHERE run_id = ?",
         int(RunStatus.WAITING),
         gate_name,
         run_id,

@@ -40,6 +40,8 @@ class Run(Record, frozen=True):
     dead_task_id: str = ""
     # Whom the run belongs to: never empty, unlike `tenant_id`, which is what the client said.
     tenant: str = ""
+    # Who took the lease: a caller that names no lease owner writes to the run only if it is the same one.
+    lease_caller: str = ""
 
     @property
     def scopes(self) -> list[str]:

@@ -12,7 +12,16 @@ from tape.base.ids import new_time_ordered_id
 from tape.base.telemetry.tracing import NO_TRACE, Trace
 from tape.engine.ledgers import summary_runs
 from tape.engine.ledgers.run_record import COLUMNS, PLAYBOOKS, Run
-from tape.errors import IllegalTransition, InvalidInput, LeaseHeld, NotFound
+from tape.errors import (
+    IllegalTransition,
+    InvalidInput,
+    LeaseHeld,
+    NotFound,
+    RunCancelled,
+    RunOver,
+    RunRefused,
+    RunWaiting,
+)
 from tape.journal.appender import Appender
 from tape.model import subject
 from tape.model.entry import Draft, Entry, check_id
@@ -80,26 +89,50 @@ def get(reader: Reader | Transaction, run_id: str) -> Run:
     return run
 
 
-def get_writable(tx: Transaction, run_id: str, owner: str) -> Run:
+def get_writable(tx: Transaction, run_id: str, owner: str, caller: str = "") -> Run:
     """The run, if this owner may write to it. Raises LeaseHeld if another owner has an unexpired lease.
 
-    A caller that does not name itself is let through: older clients never do. A run that is kept as a summary gets a
-    row of its own, leased to this owner.
+    A client that names no owner, as older ones do, is held to the lease by its `caller` if one is passed. A run that is
+    kept as a summary gets a row of its own, leased to this owner.
     """
     run = get(tx, run_id)
-    check_lease(run, owner)
+    check_lease(run, owner, caller)
     if summary_runs.is_summary(run):
         run = summary_runs.expand(tx, run, owner)
     return run
 
 
-def check_lease(run: Run, owner: str) -> None:
-    """Raise LeaseHeld if another owner has an unexpired lease on the run."""
-    if owner and not Lease(run.lease_owner, run.lease_expires_at_ms).is_open_to(owner, now_ms()):
+def check_lease(run: Run, owner: str, caller: str = "") -> None:
+    """Raise LeaseHeld if another owner has an unexpired lease on the run, or for no owner another caller."""
+    now = now_ms()
+    if owner:
+        if not Lease(run.lease_owner, run.lease_expires_at_ms).is_open_to(owner, now):
+            raise LeaseHeld(
+                f"The run {run.run_id!r} is leased to {run.lease_owner!r} for another"
+                f" {run.lease_expires_at_ms - now} ms; {owner!r} may not write to it until then."
+            )
+    elif caller and not Lease(run.lease_caller, run.lease_expires_at_ms).is_open_to(caller, now):
         raise LeaseHeld(
-            f"The run {run.run_id!r} is leased to {run.lease_owner!r} for another"
-            f" {run.lease_expires_at_ms - now_ms()} ms; {owner!r} may not write to it until then."
+            f"The run {run.run_id!r} is leased for another {run.lease_expires_at_ms - now} ms to another caller than"
+            f" this one ({caller!r}), which names no lease owner (metadata tape-lease-owner)."
         )
+
+
+def check_acting(run: Run) -> None:
+    """Raise RunRefused if the run is parked, cancelled or ended: it decides nothing and begins no effect then."""
+    if RunStatus.CANCELLED in (run.status, run.former_status):
+        raise RunRefused(RunCancelled(f"The run {run.run_id!r} was cancelled: it begins nothing new."))
+    if run.status in ENDED or run.former_status:
+        raise RunRefused(RunOver(f"The run {run.run_id!r} is {run.status.name}: it begins nothing new."))
+    if run.status == RunStatus.WAITING:
+        raise RunRefused(RunWaiting(_describe_waiting(run)))
+
+
+def _describe_waiting(run: Run) -> str:
+    return (
+        f"The run {run.run_id!r} is WAITING at {run.waiting_on_gate!r} and does nothing until it is resumed:"
+        " answer what it waits for, then call BeginRun or ResumeRun."
+    )
 
 
 def journal(tx: Transaction, run: Run, subject: str, payload: dict[str, Any], trace: Trace) -> Entry:
@@ -143,6 +176,7 @@ def begin(
     trace: Trace = NO_TRACE,
     extra_payload: Mapping[str, Any] | None = None,
     is_recoverable: bool = False,
+    caller: str = "",
 ) -> tuple[Run, bool]:
     """Begin a run, or resume it: the same invocation is the same run. True if it existed already.
 
@@ -162,7 +196,7 @@ def begin(
         wanted.tenant,
     )
     if (existing := load(Run, row)) is not None:
-        return _resume_existing(tx, existing, owner, lease_ms), True
+        return _resume_existing(tx, existing, owner, lease_ms, caller), True
     now = now_ms()
     run = msgspec.structs.replace(
         wanted,
@@ -170,6 +204,7 @@ def begin(
         status=RunStatus.RUNNING,
         lease_owner=owner,
         lease_expires_at_ms=now - 1 if is_recoverable else expiry_ms(now, lease_ms, DEFAULT_LEASE_MS),
+        lease_caller=caller,
         started_at_ms=now,
     )
     insert(tx, "tape_runs", run)
@@ -195,20 +230,20 @@ def tenant_of(tenant_id: str, app_name: str) -> str:
     return current_principal().tenant_for(tenant_id) or app_name
 
 
-def _resume_existing(tx: Transaction, run: Run, owner: str, lease_ms: int) -> Run:
+def _resume_existing(tx: Transaction, run: Run, owner: str, lease_ms: int, caller: str) -> Run:
     """Resume an existing run, unless it is terminal or stuck."""
-    check_lease(run, owner)
+    check_lease(run, owner, caller)
     if run.status in (RunStatus.TERMINAL, RunStatus.STUCK):
         return with_cursor(tx, run)
-    return with_cursor(tx, _store_lease(tx, run, owner, lease_ms))
+    return with_cursor(tx, _store_lease(tx, run, owner, lease_ms, caller))
 
 
-def resume(tx: Transaction, run_id: str, *, owner: str, lease_ms: int, renew: bool = False) -> Run:
+def resume(tx: Transaction, run_id: str, *, owner: str, lease_ms: int, renew: bool = False, caller: str = "") -> Run:
     """Lease a run to recover it, or renew its lease (heartbeat).
 
     With `renew` the lease must still be this owner's: a late heartbeat does not wake a waiting run.
     """
-    run = get_writable(tx, run_id, owner)
+    run = get_writable(tx, run_id, owner, caller)
     if renew and (run.status != RunStatus.RUNNING or run.lease_owner != owner):
         raise IllegalTransition(
             f"The run {run_id!r} is {run.status.name} and not leased to {owner!r}: nothing to renew."
@@ -216,24 +251,25 @@ def resume(tx: Transaction, run_id: str, *, owner: str, lease_ms: int, renew: bo
     if run.status in ENDED:
         allowed = ", ".join(sorted(status.name for status in RunStatus if status not in ENDED))
         raise IllegalTransition(f"The run {run_id!r} is {run.status.name} and cannot be resumed; allowed: {allowed}.")
-    return with_cursor(tx, _store_lease(tx, run, owner, lease_ms))
+    return with_cursor(tx, _store_lease(tx, run, owner, lease_ms, caller))
 
 
-def _store_lease(tx: Transaction, run: Run, owner: str, lease_ms: int) -> Run:
+def _store_lease(tx: Transaction, run: Run, owner: str, lease_ms: int, caller: str) -> Run:
     if run.status in UNDOING:
         _clear_obligations(tx, run)
-    run = leased(run, owner, lease_ms)
+    run = leased(run, owner, lease_ms, caller)
     tx.update("tape_runs", ("run_id",), STATE_COLUMNS, [state_row(run)])
     return run
 
 
-def leased(run: Run, owner: str, lease_ms: int) -> Run:
+def leased(run: Run, owner: str, lease_ms: int, caller: str = "") -> Run:
     """The run with a new lease."""
     return msgspec.structs.replace(
         run,
         status=RunStatus.RUNNING,
         lease_owner=owner,
         lease_expires_at_ms=expiry_ms(now_ms(), lease_ms, DEFAULT_LEASE_MS),
+        lease_caller=caller,
         waiting_on_gate="",
         former_status=0,
     )
@@ -245,6 +281,7 @@ STATE_COLUMNS = (
     "status",
     "lease_owner",
     "lease_expires_at_ms",
+    "lease_caller",
     "waiting_on_gate",
     "former_status",
     "ended_at_ms",
@@ -260,6 +297,7 @@ def state_row(run: Run) -> tuple[Any, ...]:
         int(run.status),
         run.lease_owner,
         run.lease_expires_at_ms,
+        run.lease_caller,
         run.waiting_on_gate,
         run.former_status,
         run.ended_at_ms,
@@ -298,17 +336,22 @@ def end(
     detail_json: str = "",
     dead_task_id: str = "",
     owner: str = "",
+    caller: str = "",
+    may_end_parked: bool = True,
     trace: Trace = NO_TRACE,
 ) -> Run:
     """End a run, or make it COMPENSATING. Repeating the same status changes nothing.
 
-    `dead_task_id` is the command whose dead letter fails the run: redriving that task reopens the run.
+    `dead_task_id` is the command whose dead letter fails the run: redriving that task reopens the run. Without
+    `may_end_parked`, a run that waits is not ended.
     """
     after = parse(RunStatus, "status", status)
     if after not in _ENDINGS:
         allowed = ", ".join(sorted(state.name for state in _ENDINGS))
         raise InvalidInput(f"status {after.name} does not end a run; use one of {allowed}.")
-    run = get_writable(tx, run_id, owner)
+    run = get_writable(tx, run_id, owner, caller)
+    if not may_end_parked:
+        check_end(run)
     check_transition(f"The run {run_id!r}", ENDING, run.status, after)
     if run.former_status and after not in (run.former_status, RunStatus.COMPENSATING, RunStatus.STUCK):
         was = RunStatus(run.former_status).name
@@ -334,6 +377,12 @@ def end(
     return with_cursor(tx, run)
 
 
+def check_end(run: Run) -> None:
+    """Raise RunRefused if the run is parked: its process does not end it, an operator may cancel it."""
+    if run.status == RunStatus.WAITING:
+        raise RunRefused(RunWaiting(f"{_describe_waiting(run)} An operator may cancel it: tape runs cancel."))
+
+
 def ended(run: Run, after: RunStatus, detail_json: str) -> Run:
     """The run with this final status."""
     return msgspec.structs.replace(
@@ -343,6 +392,7 @@ def ended(run: Run, after: RunStatus, detail_json: str) -> Run:
         detail_json=detail_json,
         lease_owner="",
         lease_expires_at_ms=0,
+        lease_caller="",
         waiting_on_gate="",
         former_status=_former(run, after),
     )
@@ -358,7 +408,12 @@ def describe_end(run: Run) -> tuple[str, dict[str, Any]]:
 def park(tx: Transaction, run: Run, waiting_on: str, error: str, *, trace: Trace = NO_TRACE) -> None:
     """Let a run wait for something that is not a gate, and release its lease."""
     run = msgspec.structs.replace(
-        run, status=RunStatus.WAITING, waiting_on_gate=waiting_on, lease_owner="", lease_expires_at_ms=0
+        run,
+        status=RunStatus.WAITING,
+        waiting_on_gate=waiting_on,
+        lease_owner="",
+        lease_expires_at_ms=0,
+        lease_caller="",
     )
     tx.update("tape_runs", ("run_id",), STATE_COLUMNS, [state_row(run)])
     payload = {"app": run.app_name, "user": run.user_id, "session": run.session_id, "status": "waiting"}

@@ -17,7 +17,7 @@ from tape.proto import tape_pb2 as pb
 from tape.server.grpc.checks import check_texts
 from tape.server.grpc.effects import wanted_effect
 from tape.server.grpc.messages import to_message
-from tape.server.grpc.methods import CAUSE_KEY, Context, owner_of, trace_of
+from tape.server.grpc.methods import CAUSE_KEY, Context, caller_of, owner_of, trace_of
 
 MAX_MOVES = 1_000
 # Bytes a move adds to the write queue besides its texts: its entries and changed rows.
@@ -35,7 +35,7 @@ class AdvanceService:
 
     async def advance_run(self, request: pb.AdvanceRunRequest, context: Context) -> pb.AdvanceRunResponse:
         """Take the lease, complete effects, begin the next one, end the run: what the request names, all or none."""
-        move = self._move(request, trace_of(context), owner_of(context))
+        move = self._move(request, trace_of(context), owner_of(context), caller_of(context))
         (outcome,) = await self._advance([move], request.ByteSize())
         if isinstance(outcome, TapeError):
             raise outcome
@@ -45,11 +45,11 @@ class AdvanceService:
         """The same for many runs at once; each has its own result."""
         if len(request.moves) > MAX_MOVES:
             raise InvalidInput(f"moves has {len(request.moves)} elements; send {MAX_MOVES} at most.")
-        trace, owner = trace_of(context), owner_of(context)
+        trace, owner, caller = trace_of(context), owner_of(context), caller_of(context)
         outcomes: list[Move | Outcome] = []
         for each in request.moves:
             try:
-                outcomes.append(self._move(each, trace, owner))
+                outcomes.append(self._move(each, trace, owner, caller))
             except TapeError as error:
                 outcomes.append(error)
         good = [outcome for outcome in outcomes if isinstance(outcome, Move)]
@@ -75,7 +75,7 @@ class AdvanceService:
             return error
         return found.error if isinstance(found, Denied) else found
 
-    def _move(self, request: pb.AdvanceRunRequest, trace: Trace, owner: str) -> Move:
+    def _move(self, request: pb.AdvanceRunRequest, trace: Trace, owner: str, caller: str) -> Move:
         self._check(request)
         if request.traceparent or request.cause:
             check_id(CAUSE_KEY, request.cause)
@@ -92,6 +92,7 @@ class AdvanceService:
             end=Ending(request.end.status, request.end.detail_json) if request.HasField("end") else None,
             trace=trace,
             principal=current_principal(),
+            caller=caller,
         )
 
     def _check(self, request: pb.AdvanceRunRequest) -> None:

@@ -10,7 +10,7 @@ from tape.model.ledger_states import DispatchCertainty, DispatchMode, EffectSema
 from tape.proto import tape_pb2 as pb
 from tape.server.grpc.checks import check_texts
 from tape.server.grpc.messages import state, to_message
-from tape.server.grpc.methods import Context, owner_of, trace_of
+from tape.server.grpc.methods import Context, caller_of, owner_of, trace_of
 from tape.store import Transaction
 
 
@@ -24,9 +24,10 @@ class EffectsService:
     async def begin_effect(self, request: pb.BeginEffectRequest, context: Context) -> pb.BeginEffectResponse:
         """Record an effect as pending, before it is performed."""
         wanted = wanted_effect(request, self._max_bytes)
-        trace, owner = trace_of(context), owner_of(context)
+        trace, owner, caller = trace_of(context), owner_of(context), caller_of(context)
         outcome = await self._database.write(
-            lambda tx: effects.begin(tx, wanted, owner=owner, trace=trace), size=request.ByteSize() + 512
+            lambda tx: effects.begin(tx, wanted, owner=owner, caller=caller, trace=trace),
+            size=request.ByteSize() + 512,
         )
         if isinstance(outcome, Denied):
             raise outcome.error

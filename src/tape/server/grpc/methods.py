@@ -9,7 +9,9 @@ import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from ipaddress import IPv6Address, ip_address
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import unquote
 
 from google.protobuf.descriptor import MethodDescriptor
 from google.protobuf.message import Message
@@ -21,6 +23,7 @@ from tape.base.telemetry.tracing import NO_TRACE, Trace, parse_traceparent
 from tape.engine.reactions.registry import qualify_reaction
 from tape.errors import CursorDiverged, EntryDamaged, Overloaded, TapeError, TenantLimitReached
 from tape.model.entry import check_id
+from tape.model.principal import ADMIN, OPERATOR, SYSTEM, SYSTEM_SCOPE, current_principal
 from tape.proto import tape_pb2
 from tape.server.grpc.access import RpcAccess
 from tape.server.grpc.decoders import DecodedRequests, Undecodable, decoder, undecodable
@@ -35,6 +38,8 @@ PUSHBACK_KEY = "grpc-retry-pushback-ms"
 GAP_KEY = "tape-gap"
 OWNER_KEY = "tape-lease-owner"
 CAUSE_KEY = "tape-cause"
+# The name of all addresses that a process of the same machine calls from.
+LOCAL = "localhost"
 # Sent when a subscription begins: the global_seq after which it reads. A client that has received nothing yet resumes
 # from there.
 POSITION_KEY = "tape-position"
@@ -56,6 +61,7 @@ class Context(Protocol):
     """The part of a call that the services use."""
 
     def invocation_metadata(self) -> Any: ...
+    def peer(self) -> str: ...
     async def send_initial_metadata(self, metadata: Any) -> None: ...
 
 
@@ -129,6 +135,37 @@ def owner_of(context: Context) -> str:
         if key == OWNER_KEY:
             return str(value)
     return ""
+
+
+def caller_of(context: Context) -> str:
+    """Who makes a call, to compare with who has taken a lease: tenant, user and key, on an open server the host."""
+    principal = current_principal()
+    if principal is not SYSTEM and not principal.is_open:
+        return f"{principal.tenant}/{principal.user or principal.key_id}"
+    return f"host {host_of(context.peer())}"
+
+
+def host_of(peer: str) -> str:
+    """The host of an address as gRPC writes it: `ipv4:10.0.0.7:4711`, `ipv6:%5B::1%5D:4711`, `unix:/run/tape`.
+
+    All addresses of this machine's loopback interface are one host.
+    """
+    kind, _, address = unquote(peer).partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return LOCAL
+    host = address.rpartition(":")[0].strip("[]").partition("%")[0]
+    try:
+        found = ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
+        found = found.ipv4_mapped
+    return LOCAL if found.is_loopback else str(found)
+
+
+def is_operator() -> bool:
+    """Whether the caller may end runs that other processes carry out: scope `operator`, `admin` or `system`."""
+    return current_principal().has(OPERATOR, ADMIN, SYSTEM_SCOPE)
 
 
 def to_bytes(reply: Reply) -> bytes:

@@ -16,7 +16,7 @@ from tape.model.principal import current_principal
 from tape.proto import tape_pb2 as pb
 from tape.server.grpc.checks import check_texts, check_time
 from tape.server.grpc.messages import to_message
-from tape.server.grpc.methods import Context, owner_of, trace_of
+from tape.server.grpc.methods import Context, caller_of, is_operator, owner_of, trace_of
 from tape.store import Transaction
 
 
@@ -46,17 +46,19 @@ class RunsService:
             labels_json=msgspec.json.encode(dict(request.labels)).decode(),
         )
         trace = trace_of(context)
-        owner = request.lease_owner or owner_of(context)
+        owner, caller = request.lease_owner or owner_of(context), caller_of(context)
         run, resumed = await self._database.write(
-            lambda tx: runs.begin(tx, wanted, owner=owner, lease_ms=request.lease_ttl_ms, trace=trace)
+            lambda tx: runs.begin(tx, wanted, owner=owner, caller=caller, lease_ms=request.lease_ttl_ms, trace=trace)
         )
         return to_message(pb.BeginRunResponse, run, resumed=resumed, next_seq=run.seq_cursor if resumed else 0)
 
     async def resume_run(self, request: pb.ResumeRunRequest, context: Context) -> pb.ResumeRunResponse:
         """Take or renew a run's lease."""
-        owner = request.lease_owner or owner_of(context)
+        owner, caller = request.lease_owner or owner_of(context), caller_of(context)
         run = await self._database.write(
-            lambda tx: runs.resume(tx, request.run_id, owner=owner, lease_ms=request.lease_ttl_ms, renew=request.renew)
+            lambda tx: runs.resume(
+                tx, request.run_id, owner=owner, caller=caller, lease_ms=request.lease_ttl_ms, renew=request.renew
+            )
         )
         return pb.ResumeRunResponse(run=run_state(run))
 
@@ -64,9 +66,19 @@ class RunsService:
         """End a run."""
         check_texts(self._max_bytes, detail_json=request.detail_json)
         trace, owner = trace_of(context), owner_of(context)
+        # An operator looks after runs from outside: it names no lease owner, and needs no lease to cancel one.
+        is_cancelled_from_outside = request.status == pb.RUN_STATUS_CANCELLED and not owner and is_operator()
+        caller = "" if is_cancelled_from_outside else caller_of(context)
         run = await self._database.write(
             lambda tx: runs.end(
-                tx, request.run_id, request.status, detail_json=request.detail_json, owner=owner, trace=trace
+                tx,
+                request.run_id,
+                request.status,
+                detail_json=request.detail_json,
+                owner=owner,
+                caller=caller,
+                may_end_parked=is_cancelled_from_outside,
+                trace=trace,
             )
         )
         return pb.EndRunResponse(run=run_state(run))
@@ -141,9 +153,10 @@ class RunsService:
             policy_version=request.policy_version,
             ts_ms=0,
         )
-        trace, owner = trace_of(context), owner_of(context)
+        trace, owner, caller = trace_of(context), owner_of(context), caller_of(context)
         decision = await self._database.write(
-            lambda tx: decisions.record(tx, wanted, owner=owner, trace=trace), size=request.ByteSize() + 512
+            lambda tx: decisions.record(tx, wanted, owner=owner, caller=caller, trace=trace),
+            size=request.ByteSize() + 512,
         )
         return to_message(pb.DecisionRecord, decision)
 

@@ -70,10 +70,11 @@ class CallLimits:
 class CallContext(OrderedContext):
     """What a call says beside its request: its metadata, then that of its connection."""
 
-    __slots__ = ("_certificate", "_metadata", "_order")
+    __slots__ = ("_certificate", "_metadata", "_order", "_peer")
 
-    def __init__(self, metadata: Metadata, certificate: bytes | None, order: asyncio.Lock | None) -> None:
+    def __init__(self, metadata: Metadata, certificate: bytes | None, order: asyncio.Lock | None, peer: str) -> None:
         self._metadata = metadata
+        self._peer = peer
         self._certificate = certificate
         self._order = order
 
@@ -84,6 +85,10 @@ class CallContext(OrderedContext):
     def auth_context(self) -> Mapping[str, Any]:
         """The certificate that TLS has verified, as gRPC has it."""
         return {} if self._certificate is None else {CERTIFICATE_KEY: (self._certificate,)}
+
+    def peer(self) -> str:
+        """The address of the client, as gRPC writes it."""
+        return self._peer
 
     async def send_initial_metadata(self, metadata: Any) -> NoReturn:
         """Only streams have initial metadata."""
@@ -133,6 +138,7 @@ class IncomingCalls(UpgradedProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         self._count(self, True)
         keep_alive(transport.get_extra_info("socket"))
+        self._peer = _peer_of(transport.get_extra_info("peername"))
         self._timer = self._loop.call_later(self._limits.first_call_s, self._end_unknown)
 
     def data_received(self, data: bytes) -> None:
@@ -219,7 +225,7 @@ class IncomingCalls(UpgradedProtocol):
 
     async def _serve(self, call: CallFrame, method: UnaryMethod) -> None:
         metadata = self._identity if call.metadata is None else (*call.metadata, *self._identity)
-        context = CallContext(metadata, self._certificate, self._appends if method.is_append else None)
+        context = CallContext(metadata, self._certificate, self._appends if method.is_append else None, self._peer)
         deadline = None
         if call.timeout_ms:
             deadline = self._loop.call_later(min(call.timeout_ms / 1_000, MAX_TIMER_S), self._expire, call.id)
@@ -321,6 +327,14 @@ class IncomingCalls(UpgradedProtocol):
     def _end(self, reason: str) -> None:
         _log.warn("call connection closed: %s", reason)
         self.transport.abort()
+
+
+def _peer_of(address: Any) -> str:
+    """The address of a socket's other end, as gRPC writes it; a Unix socket has none."""
+    if not isinstance(address, tuple):
+        return "unix:"
+    host, port = address[:2]
+    return f"ipv6:[{host}]:{port}" if ":" in host else f"ipv4:{host}:{port}"
 
 
 def _not_served(name: str) -> RpcFailure:

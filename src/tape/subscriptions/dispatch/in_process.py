@@ -15,10 +15,8 @@ import msgspec
 from tape.errors import (
     ApiRefused,
     DownstreamUnavailable,
-    InvalidInput,
-    PlaybookError,
     PlaybookNotFound,
-    StepFailed,
+    RunInterrupted,
     TapeError,
 )
 from tape.model.dispatch_result import RunDispatchResult
@@ -266,7 +264,7 @@ class InProcessDispatch:
             waiting = self._event("playbook.waiting", "WAITING", execution_id, {**context, "error": str(error)}, plan)
             await self._trail.write([waiting])
             raise
-        except (StepFailed, PlaybookError, InvalidInput, TapeError) as error:
+        except (TapeError, RunInterrupted) as error:
             failed = self._event("playbook.failed", "FAILED", execution_id, {**context, "error": str(error)}, plan)
             await self._trail.write([failed])
             return None, str(error)
