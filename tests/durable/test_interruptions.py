@@ -206,3 +206,21 @@ def test_an_outbox_effect_of_a_parked_run_owes_nothing(url: str, observer: TapeC
     owed = observer.list_obligations(run_id=run.run_id).obligations
     assert [each.status for each in owed] in ([], [pb.OBLIGATION_STATUS_COMPENSATED])
     assert observer.list_effects_to_dispatch().effects == []
+
+
+async def test_an_effect_that_happened_is_settled_although_its_task_is_cancelled(
+    url: str, observer: TapeClient
+) -> None:
+    downstream = Downstream()
+
+    async def pay_and_park() -> None:
+        async with run_of(url), asyncio.TaskGroup() as group:
+            group.create_task(downstream.send_later("paid"))
+            group.create_task(asyncio.to_thread(gate, "approve"))
+
+    with pytest.raises(RunParked):
+        await pay_and_park()
+    for run in (await asyncio.to_thread(observer.list_runs)).runs:
+        await asyncio.to_thread(observer.send_signal, run_id=run.run_id, gate_name="approve", resolution_json="{}")
+    await pay_and_park()
+    assert downstream.calls == ["paid"]

@@ -32,6 +32,7 @@ from tape.adk.identity import RunIdentity
 from tape.adk.invocation import REPLACEMENT, calls_of, first_answer, has_answered, model_of, put_question_back
 from tape.adk.records import decision_json, is_continuation, joined, response_of, result_from_record, result_to_record
 from tape.adk.runs import Runs, refuse_cancelled
+from tape.base.coroutines import finish_in_thread
 from tape.base.ids import new_id
 from tape.client.channel import DEFAULT_URL
 from tape.client.sync import TapeClient
@@ -273,7 +274,7 @@ class TapePlugin(BasePlugin):
             return None  # its result was recorded already, or it asks for confirmation and has not acted
         setattr(tool_context, _BEGUN_EFFECT, None)
         mine = result_to_record(result, actions)
-        recorded = await asyncio.to_thread(begun_effect.confirm, mine)
+        recorded = await finish_in_thread(begun_effect.confirm, mine)
         if recorded == mine:
             return None
         return result_from_record(recorded, tool_context)  # another process was faster: use the recorded one
@@ -289,7 +290,7 @@ class TapePlugin(BasePlugin):
         begun_effect: BegunEffect | None = getattr(tool_context, _BEGUN_EFFECT, None)
         if begun_effect is not None:
             setattr(tool_context, _BEGUN_EFFECT, None)
-            setattr(error, REPLACEMENT, await asyncio.to_thread(begun_effect.fail, error))
+            setattr(error, REPLACEMENT, await finish_in_thread(begun_effect.fail, error))
 
 
 def _recall(drive: Drive, branch: str | None) -> LlmResponse | None:

@@ -10,7 +10,10 @@ import contextvars
 import inspect
 import os
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 _lock = threading.Lock()
 _loops: dict[tuple[int, str], tuple[asyncio.AbstractEventLoop, threading.Thread]] = {}
@@ -32,6 +35,19 @@ def run_to_end(value: Any, *, on: str = "connectors") -> Any:
         return await loop.create_task(waiting(), context=context)
 
     return asyncio.run_coroutine_threadsafe(in_context(), loop).result()
+
+
+async def finish_in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """`asyncio.to_thread` for work that must not be left half done: a cancelled caller waits until it has ended."""
+    work = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        if not work.done():
+            await asyncio.wait([work])
+        if not work.cancelled():
+            work.exception()  # the caller was cancelled: it has no use for it
+        raise
 
 
 def _loop(name: str) -> tuple[asyncio.AbstractEventLoop, threading.Thread]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tape.base.coroutines import finish_in_thread
 from tape.base.retry import retry, retry_async
 from tape.durable.callback_arguments import call_offering, finish, names
 from tape.durable.effect_call import EffectCall, within
@@ -305,10 +306,10 @@ async def perform_async(meta: EffectMeta, parent: EffectCall, arguments: dict[st
         try:
             result = await attempt_async(meta, lambda: body(begun_effect.call))
         except (Exception, RunInterrupted) as error:
-            if (failure := await asyncio.to_thread(begun_effect.fail, error)) is error:
+            if (failure := await finish_in_thread(begun_effect.fail, error)) is error:
                 raise
             raise failure from error
-    return await asyncio.to_thread(begun_effect.confirm, result)
+    return await finish_in_thread(begun_effect.confirm, result)
 
 
 def _send(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], request: Any, key: str) -> Any:

@@ -233,13 +233,13 @@ class Worker:
             raise NeverRetry(str(error)) from error
         except NotServed as error:  # every command would fail the same way: keep their attempts
             self._stop_worker(error)
-            with contextlib.suppress(TapeError):
+            with contextlib.suppress(TapeError, RunInterrupted):
                 await host.release()
             raise ReleaseTask(str(error)) from error
         except BaseException:
             try:
                 await asyncio.shield(host.release())
-            except (TapeError, asyncio.CancelledError) as error:
+            except (TapeError, RunInterrupted, asyncio.CancelledError) as error:
                 log.debug("the lease on run %s was not given back: %r", run.id, error)
             raise
 

@@ -15,7 +15,7 @@ from tape.base.telemetry.tracing import current_trace, to_traceparent
 from tape.client import AsyncTapeClient, TapeClient
 from tape.durable.effect_call import EffectCall, RunHandle, within
 from tape.durable.server_retry import call_with_retry_async
-from tape.errors import EffectUnknown, InvalidInput, InvalidJson, PayloadTooLarge, StepFailed, TapeError
+from tape.errors import EffectUnknown, InvalidInput, InvalidJson, PayloadTooLarge, RunInterrupted, StepFailed, TapeError
 from tape.model.entry import Draft
 from tape.model.payload import to_json
 from tape.model.tenant_names import name_within
@@ -112,9 +112,9 @@ class RemoteHost:
             self._settled = settled + self._settled
             if isinstance(error, asyncio.CancelledError):
                 self.has_lease = True  # the request can have arrived
-            if settled and parts and isinstance(error, TapeError):
+            if settled and parts and isinstance(error, TapeError | RunInterrupted):
                 # The rest was rejected, for example because the run was cancelled; record the completed effects.
-                with contextlib.suppress(TapeError):
+                with contextlib.suppress(TapeError, RunInterrupted):
                     await self.advance()
             raise
         self.has_lease = True
