@@ -1468,6 +1468,30 @@ class RestoreUnfinished(StoreError):
     status = "FAILED_PRECONDITION"
 
 
+# ── 245x: a store without a server ───────────────────────────────────────────────────────────────
+
+
+class StoreHeld(StoreError):
+    """Another process has the SQLite file open: the message names it."""
+
+    code = "TAPE-2450"
+    status = "FAILED_PRECONDITION"
+
+
+class ForkedClient(TapeError):
+    """A client was made before its process forked: the new process has no connection, and makes its own client."""
+
+    code = "TAPE-2451"
+    status = "FAILED_PRECONDITION"
+
+
+class ClientClosed(TapeError):
+    """A call was made with a client that `close()` has ended."""
+
+    code = "TAPE-2452"
+    status = "FAILED_PRECONDITION"
+
+
 # ── 229x: workers ────────────────────────────────────────────────────────────────────────────────
 
 

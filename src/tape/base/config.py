@@ -288,6 +288,12 @@ def load_pipeline_settings(env: Mapping[str, str] | None = None, file: Path | No
 
 def load_settings(flags: Mapping[str, Any], env: Mapping[str, str] | None = None, file: Path | None = None) -> Settings:
     """Settings from everywhere. A flag that is None was not given."""
+    values = _collect(flags, env, file)
+    values["store"] = find_store(flags.get("store"), env, file)
+    return Settings(**values)
+
+
+def _collect(flags: Mapping[str, Any], env: Mapping[str, str] | None, file: Path | None) -> dict[str, Any]:
     env = os.environ if env is None else env
     types = _types()
     values: dict[str, Any] = {}
@@ -299,8 +305,26 @@ def load_settings(flags: Mapping[str, Any], env: Mapping[str, str] | None = None
         for name, value in given.items():
             if value is not None and name != "pipeline":
                 values[name] = _convert(name, value, types[name], source)
-    values["store"] = find_store(flags.get("store"), env, file)
-    return Settings(**values)
+    return values
+
+
+# What an embedded engine has in common with a server. Listeners, tokens and limits of callers are no part of it.
+EMBEDDED = frozenset(
+    {
+        "max_payload_bytes", "queue_operations", "queue_bytes", "readers", "sqlite_wal_bytes", "sqlite_cache_bytes",
+        "safe_types", "redaction", "redaction_key", "artifacts", "artifact_threshold_bytes", "match_reactions",
+        "keep_tasks_h", "predicate_cpu_ms_per_s", "epoch_margin", "wallet_key", "witness", "accept_loss", "lake",
+        "lake_options",
+    }
+)  # fmt: skip
+
+
+def load_embedded_settings(store: str, env: Mapping[str, str] | None = None, file: Path | None = None) -> Settings:
+    """Settings of an engine in the caller's process: those of EMBEDDED from variables and tape.toml."""
+    values = {name: value for name, value in _collect({}, env, file).items() if name in EMBEDDED}
+    # The caller is the process itself: limits that keep tenants apart would only stop its own threads.
+    values |= dict.fromkeys(("tenant_max_calls", "tenant_max_bytes_in_flight", "tenant_max_streams"), 0)
+    return Settings(**values, user_max_streams=0, grpc_max_concurrent_calls=1 << 30, store=store)
 
 
 def find_store(given: str | None = None, env: Mapping[str, str] | None = None, file: Path | None = None) -> StoreUrl:

@@ -16,7 +16,7 @@ from tape.client.advance_batcher import AdvanceBatcher
 from tape.client.append_batcher import TIMEOUT_S, AppendBatcher, RequestRef
 from tape.client.append_stream import AppendStream
 from tape.client.catalog import CatalogCalls
-from tape.client.channel import DEFAULT_URL, Channel
+from tape.client.channel import DEFAULT_URL, connect
 from tape.client.credentials import Credentials
 from tape.client.effects import EffectCalls
 from tape.client.gap import OnGap, report_gap, to_gap
@@ -70,6 +70,8 @@ _RUN = ResumableCall(rpcs.SUBSCRIBE_RUN, _move_run_after)
 class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionCalls, CatalogCalls):
     """A connection to one server. Use as an async context manager, or call `close()`.
 
+    `sqlite:agent.db` is a file instead of a server: an engine in this process serves the calls (docs/embedded.md).
+
     With a `lease_owner` the server rejects writes to a run that another owner has leased. Calls and appends made
     inside an OpenTelemetry span carry its trace context. `tapes://…` uses TLS, with the authorities in the file
     TAPE_CA, else the system's, and the client certificate TAPE_CLIENT_CERT with TAPE_CLIENT_KEY. Credentials are the
@@ -96,7 +98,7 @@ class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionC
     ) -> None:
         self.url = url
         credentials = Credentials(auth=auth, audience=audience, id_token=id_token)
-        self._channel = Channel(url, lease_owner, credentials, choose_transport(transport))
+        self._channel = connect(url, lease_owner, credentials, choose_transport(transport))
         self._resumptions = Resumptions(reconnect_timeout_s)
         self._appends = AppendStream(self._channel)
         self._batcher = AppendBatcher(self._send, append_timeout_s)

@@ -1,8 +1,13 @@
-"""The connection to a server: its address, and typed calls, by gRPC or on a connection of the call protocol."""
+"""The connection to a server: its address, and typed calls, by gRPC or on a connection of the call protocol.
+
+A URL with a scheme of `ENGINES` has no server: its calls are served in this process.
+"""
 
 from __future__ import annotations
 
 import copy
+import importlib
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol, TypeVar
 
@@ -24,6 +29,8 @@ DEFAULT_URL = "tape://localhost:7878"
 OWNER_KEY = "tape-lease-owner"
 CAUSE_KEY = "tape-cause"
 POSITION_KEY = "tape-position"
+# Schemes of URLs whose calls are served in this process, and the module with the channel to that engine.
+ENGINES = {"sqlite": "tape.embedded.channel"}
 
 # gRPC channel options. The server allows one keepalive ping every 5 s (see `grpc_options` there).
 OPTIONS = [
@@ -87,25 +94,12 @@ def open_channel(url: str) -> Any:
     return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(*tls.contents()), options=OPTIONS)
 
 
-class Channel:
-    """One connection to a server by gRPC. With the transport `auto` unary calls change to the call protocol."""
+class Channel(ABC):
+    """Typed calls of one client."""
 
-    def __init__(
-        self,
-        url: str,
-        lease_owner: str = "",
-        credentials: Credentials | None = None,
-        transport: Transport = "auto",
-    ) -> None:
+    def __init__(self, url: str, lease_owner: str = "") -> None:
         self.url = url
         self._owner = ((OWNER_KEY, lease_owner),) if lease_owner else ()
-        self._credentials = credentials or Credentials()
-        self._channel = open_channel(url)
-        # gRPC has no type annotations: `call`, `stream` and `converse` type what goes in and comes out.
-        self._calls: dict[Rpc[Any, Any], Callable[..., Any]] = {}
-        self._upgrade = Upgrade(
-            url, target_of(url), self._ask_info, self._credentials.token, is_off=transport == "grpc"
-        )
 
     @property
     def lease_owner(self) -> str:
@@ -118,6 +112,7 @@ class Channel:
         other._owner = ((OWNER_KEY, lease_owner),)
         return other
 
+    @abstractmethod
     async def call(
         self,
         rpc: UnaryRpc[Request, Response],
@@ -130,6 +125,88 @@ class Channel:
 
         A call that is not traced carries no trace context: its request does, for each of its parts.
         """
+
+    @abstractmethod
+    def stream(
+        self,
+        rpc: ServerStreamRpc[Request, Response],
+        request: Request,
+        timeout: float | None = None,
+        on_open: Callable[[int], None] | None = None,
+    ) -> AsyncIterator[Response]:
+        """Make a server-streaming call; leaving the loop cancels it.
+
+        `on_open` gets the position at which the server begins to read, if the server says so.
+        """
+
+    @abstractmethod
+    def converse(
+        self, rpc: BidiStreamRpc[Request, Response], requests: AsyncIterator[Request]
+    ) -> AsyncIterator[Response]:
+        """Make a bidirectional call that sends what `requests` yields; leaving the loop cancels it."""
+
+    @abstractmethod
+    async def open_stream(self, rpc: BidiStreamRpc[Request, Response]) -> StreamCall[Request, Response]:
+        """Open a bidirectional call for the caller to write to and read from."""
+
+    @property
+    @abstractmethod
+    def is_upgraded(self) -> bool:
+        """Whether unary calls cost less than messages on a stream of gRPC."""
+
+    @abstractmethod
+    def note_call(self) -> None:
+        """An append is sent on a stream of gRPC: it counts as a call."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Disconnect; calls in progress are cancelled."""
+
+    def _trace(self) -> Metadata:
+        trace = current_trace()
+        if trace is NO_TRACE:
+            return ()
+        found = (("traceparent", to_traceparent(trace)),) if trace.trace_id else ()
+        return (*found, (CAUSE_KEY, trace.cause)) if trace.cause else found
+
+
+def connect(url: str, lease_owner: str, credentials: Credentials, transport: Transport) -> Channel:
+    """The channel of a URL: to a server, or to an engine in this process."""
+    module = ENGINES.get(url.partition(":")[0].lower())
+    if module is None:
+        return GrpcChannel(url, lease_owner, credentials, transport)
+    # By name: this package is part of processes without a database.
+    engine: type[Channel] = importlib.import_module(module).EmbeddedChannel
+    return engine(url, lease_owner)
+
+
+class GrpcChannel(Channel):
+    """One connection to a server by gRPC. With the transport `auto` unary calls change to the call protocol."""
+
+    def __init__(
+        self,
+        url: str,
+        lease_owner: str = "",
+        credentials: Credentials | None = None,
+        transport: Transport = "auto",
+    ) -> None:
+        super().__init__(url, lease_owner)
+        self._credentials = credentials or Credentials()
+        self._channel = open_channel(url)
+        # gRPC has no type annotations: `call`, `stream` and `converse` type what goes in and comes out.
+        self._calls: dict[Rpc[Any, Any], Callable[..., Any]] = {}
+        self._upgrade = Upgrade(
+            url, target_of(url), self._ask_info, self._credentials.token, is_off=transport == "grpc"
+        )
+
+    async def call(
+        self,
+        rpc: UnaryRpc[Request, Response],
+        request: Request,
+        timeout: float | None = None,  # noqa: ASYNC109
+        *,
+        is_traced: bool = True,
+    ) -> Response:
         metadata = self._owner + self._trace() if is_traced else ()
         token = await self._credentials.token()
         if (connection := self._upgrade.connection) is not None:
@@ -140,7 +217,6 @@ class Channel:
         return await self._call_by_grpc(rpc, request, metadata, timeout)
 
     def note_call(self) -> None:
-        """An append is sent on a stream of gRPC: it counts as a call."""
         self._upgrade.note_call()
 
     @property
@@ -172,10 +248,6 @@ class Channel:
         timeout: float | None = None,  # noqa: ASYNC109
         on_open: Callable[[int], None] | None = None,
     ) -> AsyncIterator[Response]:
-        """Make a server-streaming call; leaving the loop cancels it.
-
-        `on_open` gets the position at which the server begins to read, if the server says so.
-        """
         call = self._bound(rpc)(request, timeout=timeout, metadata=await self._metadata())
         try:
             if on_open is not None:
@@ -192,7 +264,6 @@ class Channel:
     async def converse(
         self, rpc: BidiStreamRpc[Request, Response], requests: AsyncIterator[Request]
     ) -> AsyncIterator[Response]:
-        """Make a bidirectional call that sends what `requests` yields; leaving the loop cancels it."""
         call = self._bound(rpc)(requests, metadata=await self._metadata())
         try:
             async for response in call:
@@ -203,25 +274,16 @@ class Channel:
             call.cancel()
 
     async def open_stream(self, rpc: BidiStreamRpc[Request, Response]) -> StreamCall[Request, Response]:
-        """Open a bidirectional call for the caller to write to and read from."""
         call: StreamCall[Request, Response] = self._bound(rpc)(metadata=await self._credentials.metadata())
         return call
 
     async def close(self) -> None:
-        """Disconnect; calls in progress are cancelled."""
         await self._upgrade.close()
         await self._channel.close()
 
     async def _metadata(self) -> Metadata:
         """Lease owner, credentials and trace context of one call."""
         return self._owner + await self._credentials.metadata() + self._trace()
-
-    def _trace(self) -> Metadata:
-        trace = current_trace()
-        if trace is NO_TRACE:
-            return ()
-        found = (("traceparent", to_traceparent(trace)),) if trace.trace_id else ()
-        return (*found, (CAUSE_KEY, trace.cause)) if trace.cause else found
 
     def _bound(self, rpc: Rpc[Request, Response]) -> Callable[..., Any]:
         call = self._calls.get(rpc)

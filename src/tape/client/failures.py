@@ -12,6 +12,7 @@ from tape.errors import (
     AnyTapeError,
     CursorDiverged,
     EntryDamaged,
+    ForkedClient,
     NotServed,
     PayloadTooLarge,
     RpcFailed,
@@ -90,3 +91,11 @@ def raise_translated(error: Any, url: str, name: str) -> NoReturn:
     trailers = dict(error.trailing_metadata() or ())
     failure = CallFailure(error.code().name, error.details() or "", str(trailers.get(ERROR_CODE_KEY, "")), trailers)
     raise translate(failure, url, name) from error
+
+
+def forked_client(url: str, pid: int) -> ForkedClient:
+    """The error of a client that the parent of this process made."""
+    return ForkedClient(
+        f"This client of {mask_urls(url)} was made in process {pid}, which has forked since: its connection and its"
+        " thread are not in this process. Make a new client after the fork."
+    )

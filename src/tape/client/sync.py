@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import copy
+import os
 import threading
 import warnings
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Generator, Mapping
@@ -15,6 +16,7 @@ from tape.client import resumption
 from tape.client.aio import DEPRECATED_SPEAKING_AS, AsyncTapeClient
 from tape.client.append_batcher import TIMEOUT_S
 from tape.client.channel import DEFAULT_URL
+from tape.client.failures import forked_client
 from tape.client.gap import Gap, OnGap
 from tape.client.upgrade import Transport
 
@@ -76,6 +78,7 @@ class TapeClient:
         transport: Transport | None = None,
     ) -> None:
         self.url = url
+        self._pid = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="tape-client", daemon=True)
         self._thread.start()
@@ -102,7 +105,7 @@ class TapeClient:
 
     def close(self) -> None:
         """Wait for appends in flight, then disconnect."""
-        if self._loop.is_closed():
+        if self._loop.is_closed() or os.getpid() != self._pid:
             return
         self._wait(self._client.close())
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -207,6 +210,9 @@ class TapeClient:
     execute_many = _blocking(AsyncTapeClient.execute_many)
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        if os.getpid() != self._pid:
+            work.close()
+            raise forked_client(self.url, self._pid)
         context = contextvars.copy_context()  # the call belongs to the trace span of the calling thread
 
         async def in_context() -> T:
@@ -229,5 +235,5 @@ class TapeClient:
                 except StopAsyncIteration:
                     return
         finally:
-            if not self._loop.is_closed():
+            if not self._loop.is_closed() and os.getpid() == self._pid:
                 self._wait(close())

@@ -52,6 +52,7 @@ from tape.server.loop_lag import LoopLag
 from tape.server.readiness import Readiness
 from tape.server.sockets import bind, join
 from tape.server.tls import ServerTls
+from tape.store.process_lock import Holder, ProcessLock
 from tape.subscriptions.dispatch.in_server import WriterDownstreams
 from tape.subscriptions.events import SubscriptionEvent
 from tape.subscriptions.ingress.catalog_listeners import CatalogListeners
@@ -131,6 +132,7 @@ class Server:
         self._http: HttpServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._loop_lag = LoopLag(self.metrics)
+        self._process_lock: ProcessLock | None = None
 
     def _check_readiness(self, listener: Listener) -> DatabaseReadiness:
         return DatabaseReadiness(self.database, listener.subscription.path, listener.subscription_id, "ingress")
@@ -143,7 +145,14 @@ class Server:
         if self.settings.tls_client_ca and not self.settings.tls_clients:
             log.warning("tls_client_ca is set and tls_clients is empty: certificates give no tenant and no scopes")
         self._allowed_hosts.enter_context(allowing(self.settings.http_allow))
-        await self.database.open()
+        self._process_lock = self.database.lock(self._holder(), exclusive=False)
+        if self._process_lock is not None:
+            self._process_lock.acquire()
+        try:
+            await self.database.open()
+        except BaseException:
+            self._release_store()
+            raise
         try:
             await self.core.start()
             if self._authenticator is not None:
@@ -195,7 +204,18 @@ class Server:
         await self.ingress.close()
         await self.spooling.close()
         await self.core.close()
+        self._release_store()
         self._allowed_hosts.close()
+
+    def _holder(self) -> Holder:
+        """This server, as another process that wants the store sees it."""
+        _, port = parse_address("listen", self.settings.listen)
+        secure = "s" if self.settings.tls.is_on else ""
+        return Holder("tape serve", f"tape{secure}://{self.settings.listen}" if port else "")
+
+    def _release_store(self) -> None:
+        if self._process_lock is not None:
+            self._process_lock.release()
 
     async def __aenter__(self) -> Server:
         await self.start()

@@ -21,6 +21,7 @@ from tape.store.damage_log import DamageLog
 from tape.store.fair_queue import BACKGROUND, Tenant
 from tape.store.hooks import Hooks
 from tape.store.migrations import Migration, check_restored, known_migrations, migrate, pending_migrations
+from tape.store.process_lock import Holder, ProcessLock
 from tape.store.readers import Readers
 from tape.store.reconnection import ReconnectingReader
 from tape.store.records import Record
@@ -97,6 +98,10 @@ class Database(ABC):
     @abstractmethod
     async def maintain(self) -> None:
         """Do what the database needs beside reads and writes, until cancelled; returns at once if that is nothing."""
+
+    def lock(self, holder: Holder, *, exclusive: bool) -> ProcessLock | None:
+        """The lock that says that this process has the store open; None where any number of processes may have it."""
+        return None
 
     @property
     def exists(self) -> bool:

@@ -35,6 +35,7 @@ from tape.errors import (
 )
 from tape.store.connection import STREAM_ROWS, Column, ColumnKind, DatabaseConnection, Row, placeholders, upsert_sql
 from tape.store.database import JOURNAL, Database
+from tape.store.process_lock import Holder, ProcessLock
 from tape.store.sqlite_limits import SqliteLimits
 from tape.store.wal import WalMonitor
 
@@ -305,6 +306,9 @@ class SqliteDatabase(Database):
     def _default_witness(self) -> Path | None:
         return self.path.with_name(f"{self.path.name}-witness")
 
+    def lock(self, holder: Holder, *, exclusive: bool) -> ProcessLock | None:
+        return ProcessLock(self.path, holder, exclusive=exclusive)
+
     @property
     def exists(self) -> bool:
         return self.path.is_file()
@@ -359,6 +363,9 @@ class MemoryDatabase(SqliteDatabase):
         prefix = f"tape-memory-{os.getpid()}-"
         self._folder = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
         super().__init__(url, Path(self._folder.name, "tape.db"), **options)
+
+    def lock(self, holder: Holder, *, exclusive: bool) -> ProcessLock | None:
+        return None
 
     async def close(self) -> None:
         await super().close()
