@@ -1492,6 +1492,16 @@ class ClientClosed(TapeError):
     status = "FAILED_PRECONDITION"
 
 
+# ── 243x: gates, timers and schedules ────────────────────────────────────────────────────────────
+
+
+class GateAnswered(TapeError):
+    """A gate has another answer, or its deadline has passed; the message shows the answer, its author and its time."""
+
+    code = "TAPE-2430"
+    status = "FAILED_PRECONDITION"
+
+
 # ── 229x: workers ────────────────────────────────────────────────────────────────────────────────
 
 

@@ -263,7 +263,7 @@ def test_a_signal_releases_the_run_that_waits(server: ServerProcess, client: Tap
     assert "does not wait at 'review'" in early
     session_options = ["--app", "gates", "--user", "u", "--session", "s"]
     answer = asked(server, "signal", "approval", *session_options, "-r", '{"approved": true}')
-    assert answer == {"accepted": True, "run_id": run_id, "run_status": "runnable"}
+    assert answer == {"accepted": True, "run_id": run_id, "run_status": "runnable", "repeated": False}
     assert client.await_signal(run_id=run_id, gate_name="approval").resolution_json == '{"approved": true}'
     assert client.await_signal(run_id=run_id, gate_name="review").resolution_json == '{"ok": 1}'
 

@@ -141,7 +141,7 @@ def test_a_run_parks_at_a_gate_and_goes_on_with_the_answer(url: str, observer: T
         with run_of(url, lease_ttl_ms=300):
             return gate("approval", payload={"amount": 5})
 
-    with pytest.raises(RunParked, match="tape signal approval"):
+    with pytest.raises(RunParked, match=r"tape inbox answer \S+ approval --approve"):
         agent()
     [run] = observer.list_runs(app_name="app").runs
     assert (run.status, run.waiting_on_gate, run.lease_owner) == (pb.RUN_STATUS_WAITING, "approval", "")

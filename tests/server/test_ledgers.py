@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import json
+import math
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 
 from tape.client import AsyncTapeClient, rpcs
 from tape.errors import (
+    GateAnswered,
     IllegalTransition,
     InvalidInput,
     InvalidJson,
@@ -460,8 +461,10 @@ async def test_a_gate_parks_a_run_and_a_signal_releases_it(client: AsyncTapeClie
         app_name="app", user_id="ann", session_id="s1", gate_name="approval", resolution_json='{"yes":true}'
     )
     assert (sent.accepted, sent.run_id, sent.run_status) == (True, run_id, pb.RUN_STATUS_RUNNABLE)
-    again = await client.send_signal(run_id=run_id, gate_name="approval", resolution_json='{"yes":false}')
-    assert (again.accepted, again.run_status) == (True, 0)
+    again = await client.send_signal(run_id=run_id, gate_name="approval", resolution_json='{ "yes": true }')
+    assert (again.accepted, again.run_status, again.repeated) == (True, 0, True)
+    with pytest.raises(GateAnswered, match=r'answered by anonymous at .*Z with \{"yes":true\}'):
+        await client.send_signal(run_id=run_id, gate_name="approval", resolution_json='{"yes":false}')
     for _ in range(2):
         answer = await client.await_signal(run_id=run_id, gate_name="approval")
         assert (answer.delivered, answer.resolution_json) == (True, '{"yes":true}')

@@ -14,6 +14,7 @@ PANELS: dict[str, dict[str, str]] = {
         "runs": "List runs, and show the history of one.",
         "effects": "List open effects, oldest first.",
         "obligations": "List unresolved obligations.",
+        "inbox": "List gates that wait for a person, show one, and answer it.",
         "signal": "Resolve a gate.",
         "reactors": "Recover, compensate and reconcile runs, fire timers, dispatch the outbox.",
     },

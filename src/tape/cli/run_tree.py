@@ -12,6 +12,7 @@ from rich.tree import Tree
 from tape.cli.output import age, cut, moment, state, state_of, table
 from tape.cli.run_story import RunStory
 from tape.model.entry import Entry
+from tape.model.payload import to_json
 from tape.model.subject import verb_of
 from tape.proto import tape_pb2 as pb
 
@@ -29,7 +30,7 @@ def headline(story: RunStory, now_ms: int) -> Table:
         if run.ended_at_ms
         else "",
         "lease": lease(run, now_ms),
-        "waits at": run.waiting_on_gate,
+        "waits at": _waits_at(run, now_ms),
         "tenant": run.tenant_id,
         "actor": run.actor,
         "agent": run.agent_id,
@@ -42,6 +43,17 @@ def headline(story: RunStory, now_ms: int) -> Table:
         if fact:
             shown.add_row(Text(name, "dim"), fact)
     return shown
+
+
+def _waits_at(run: pb.RunState, now_ms: int) -> str:
+    """The gate that a run waits at, with its risk and deadline."""
+    about = run.waiting_on_gate
+    for gate in run.gates:
+        if gate.gate_name == run.waiting_on_gate and about:
+            about += f", risk {gate.risk}" if gate.risk else ""
+            about += f", times out in {age(gate.deadline_ms - now_ms)}" if gate.deadline_ms else ""
+            about += f", asks {cut(gate.payload_json)}" if gate.payload_json else ""
+    return about
 
 
 def lease(run: pb.RunState, now_ms: int) -> str:
@@ -88,7 +100,11 @@ def about(entry: Entry) -> str:
         return cut(entry.payload_json)
     names = [name for name in _SHOWN_FIELDS[entry.kind] if name in fields]
     first = _SHOWN_FIELDS[entry.kind][0]
-    return cut(", ".join(str(fields[name]) if name == first else f"{name} {fields[name]}" for name in names))
+    return cut(", ".join(_text(fields[name]) if name == first else f"{name} {_text(fields[name])}" for name in names))
+
+
+def _text(value: Any) -> str:
+    return to_json(value) if isinstance(value, dict | list) else str(value)
 
 
 # Fields of payloads that are shown, by the kind of entry; the first is shown without its name.
@@ -96,7 +112,7 @@ _SHOWN_FIELDS = {
     "decision": ("decision_index", "model", "rationale"),
     "effect": ("tool", "transition", "dispatch_attempts", "error", "external_ref", "business_key"),
     "obligation": ("kind", "transition", "claimer", "attempts", "error"),
-    "gate": ("gate",),
+    "gate": ("gate", "risk", "payload", "answered_by", "answer"),
     "policy": ("tool", "required_scope", "violation"),
     "run": ("invocation_id", "actor", "decisions_zeroed", "effects_zeroed"),
 }

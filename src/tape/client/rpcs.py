@@ -70,6 +70,7 @@ ADMIT_BUDGET = UnaryRpc("AdmitBudget", pb.AdmitBudgetRequest, pb.AdmitBudgetResp
 CHARGE_BUDGET = UnaryRpc("ChargeBudget", pb.ChargeBudgetRequest, pb.BudgetState)
 AWAIT_SIGNAL = UnaryRpc("AwaitSignal", pb.AwaitSignalRequest, pb.AwaitSignalResponse)
 SEND_SIGNAL = UnaryRpc("SendSignal", pb.SendSignalRequest, pb.SendSignalResponse)
+LIST_GATES = UnaryRpc("ListGates", pb.ListGatesRequest, pb.ListGatesResponse)
 LIST_PENDING_EFFECTS = UnaryRpc("ListPendingEffects", pb.ListPendingEffectsRequest, pb.ListPendingEffectsResponse)
 SET_TIMER = UnaryRpc("SetTimer", pb.SetTimerRequest, pb.TimerRecord)
 CANCEL_TIMER = UnaryRpc("CancelTimer", pb.CancelTimerRequest, pb.CancelTimerResponse)

@@ -179,9 +179,29 @@ class RunCalls(ChannelCalls):
         request = pb.ChargeBudgetRequest(run_id=run_id, usd=usd, tokens=tokens)
         return await self._channel.call(rpcs.CHARGE_BUDGET, request)
 
-    async def await_signal(self, *, run_id: str, gate_name: str, payload_json: str = "") -> pb.AwaitSignalResponse:
-        """The answer of a gate; without one the run parks there."""
-        request = pb.AwaitSignalRequest(run_id=run_id, gate_name=gate_name, payload_json=payload_json)
+    async def await_signal(
+        self,
+        *,
+        run_id: str,
+        gate_name: str,
+        payload_json: str = "",
+        risk: str = "",
+        timeout_ms: int = 0,
+        on_timeout_json: str = "",
+        remind_after_ms: int = 0,
+        escalate_after_ms: int = 0,
+    ) -> pb.AwaitSignalResponse:
+        """The answer of a gate; without one the run parks there. The first call sets payload, risk and times."""
+        request = pb.AwaitSignalRequest(
+            run_id=run_id,
+            gate_name=gate_name,
+            payload_json=payload_json,
+            risk=risk,
+            timeout_ms=timeout_ms,
+            on_timeout_json=on_timeout_json,
+            remind_after_ms=remind_after_ms,
+            escalate_after_ms=escalate_after_ms,
+        )
         return await self._channel.call(rpcs.AWAIT_SIGNAL, request)
 
     async def send_signal(
@@ -194,7 +214,7 @@ class RunCalls(ChannelCalls):
         gate_name: str,
         resolution_json: str = "",
     ) -> pb.SendSignalResponse:
-        """Answer a gate."""
+        """Answer a gate. Raises GateAnswered if it has another answer."""
         request = pb.SendSignalRequest(
             run_id=run_id,
             app_name=app_name,
@@ -204,6 +224,31 @@ class RunCalls(ChannelCalls):
             resolution_json=resolution_json,
         )
         return await self._channel.call(rpcs.SEND_SIGNAL, request)
+
+    async def list_gates(
+        self,
+        *,
+        state: int | str = 0,
+        app_name: str = "",
+        risk: str = "",
+        gate_name: str = "",
+        run_id: str = "",
+        deadline_before_ms: int = 0,
+        limit: int = 50,
+        cursor: str = "",
+    ) -> pb.ListGatesResponse:
+        """A page of gates; waiting ones oldest first, others newest first. `cursor` of a page gets the next one."""
+        request = pb.ListGatesRequest(
+            state=cast("pb.GateState", state),
+            app_name=app_name,
+            risk=risk,
+            gate_name=gate_name,
+            run_id=run_id,
+            deadline_before_ms=deadline_before_ms,
+            limit=limit,
+            cursor=cursor,
+        )
+        return await self._channel.call(rpcs.LIST_GATES, request)
 
     async def set_timer(
         self, *, run_id: str, fire_at_ms: int, kind: str, timer_id: str = "", payload_json: str = ""

@@ -173,6 +173,7 @@ class TapeClient:
     charge_budget = _blocking(AsyncTapeClient.charge_budget)
     await_signal = _blocking(AsyncTapeClient.await_signal)
     send_signal = _blocking(AsyncTapeClient.send_signal)
+    list_gates = _blocking(AsyncTapeClient.list_gates)
     set_timer = _blocking(AsyncTapeClient.set_timer)
     cancel_timer = _blocking(AsyncTapeClient.cancel_timer)
     list_due_timers = _blocking(AsyncTapeClient.list_due_timers)

@@ -48,7 +48,7 @@ def send_signal(
     resolution: Any = None,
     url: str = DEFAULT_URL,
 ) -> pb.SendSignalResponse:
-    """Answer a gate of a run, or of a session's newest run; later answers are ignored."""
+    """Answer a gate of a run, or of a session's newest run. Raises GateAnswered if it has another answer."""
     return shared_client(url).send_signal(
         run_id=run_id,
         app_name=app_name,

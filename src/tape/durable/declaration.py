@@ -118,7 +118,7 @@ def effect(
     `args`, `result`, `payload`, `idempotency_key`, `run_id`, `effect`.
 
     With `dispatch="outbox"` the function only prepares the request, and a dispatcher sends it through
-    `connector`. Effects that are `non_idempotent` need it, and a `scope`: only runs that were granted it may begin them.
+    `connector`. Effects that are `non_idempotent` need it, and a `scope`: only runs that were granted it begin them.
     """
 
     def declare(tool: Callable[..., Any]) -> Callable[..., Any]:

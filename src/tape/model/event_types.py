@@ -49,6 +49,26 @@ _OBLIGATION = {
     "error": "what went wrong",
     "next_attempt_at_ms": "when it is tried again",
 }
+_GATE = {
+    **_RUN,
+    "gate": "which",
+    "status": "what happened to it",
+    "risk": "its risk",
+    "payload": "what a person needs to know to answer, without secrets",
+    "waiting_since_ms": "when the run reached it",
+    "deadline_ms": "when it times out",
+    "on_timeout": "its answer if it times out",
+}
+_ANSWER = {
+    **_RUN,
+    "gate": "which",
+    "status": "what happened to it",
+    "risk": "its risk",
+    "answer": "the answer, without secrets",
+    "answered_by": "the user, else `key:<id>`, else `anonymous`; `timeout` if its deadline passed",
+    "answered_at_ms": "when",
+    "timed_out": "true if its deadline passed",
+}
 _SECRET = {"alias": "its name; never what it says"}
 _BY = {
     "By": "the user who did it",
@@ -161,8 +181,11 @@ EVENTS: tuple[EventType, ...] = (
     EventType("obligation.committed", "A worker has claimed an obligation to compensate it.", _OBLIGATION),
     EventType("obligation.compensated", "It was undone.", _OBLIGATION),
     EventType("obligation.stuck", "It cannot be undone without help.", _OBLIGATION),
-    EventType("gate.waiting", "A run waits at a gate.", {**_RUN, "gate": "which", "status": "waiting"}),
-    EventType("gate.released", "A run may go on.", {**_RUN, "gate": "which", "status": "released"}),
+    EventType("gate.waiting", "A run waits at a gate.", _GATE, is_safe=False),
+    EventType("gate.reminded", "A gate has waited for its `remind_after`.", _GATE, is_safe=False),
+    EventType("gate.escalated", "A gate has waited for its `escalate_after`.", _GATE, is_safe=False),
+    EventType("gate.released", "A gate was answered, or timed out: its run may go on.", _ANSWER, is_safe=False),
+    EventType("gate.answered", "A gate was answered while its run did not wait there.", _ANSWER, is_safe=False),
     EventType(
         "policy.denied",
         "A run was refused a scope.",

@@ -82,6 +82,15 @@ class Owed(IntEnum):
     ALWAYS = 2
 
 
+class GateState(IntEnum):
+    """Where a gate stands: without an answer, answered, timed out, or its run ended without an answer."""
+
+    WAITING = 1
+    ANSWERED = 2
+    TIMED_OUT = 3
+    CLOSED = 4
+
+
 S = TypeVar("S", bound=IntEnum)
 Transitions = Mapping[S, frozenset[S]]
 

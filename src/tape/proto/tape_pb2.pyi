@@ -78,6 +78,14 @@ class TaskStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_STATUS_DONE: _ClassVar[TaskStatus]
     TASK_STATUS_FAILED: _ClassVar[TaskStatus]
     TASK_STATUS_DLQ: _ClassVar[TaskStatus]
+
+class GateState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    GATE_STATE_UNSPECIFIED: _ClassVar[GateState]
+    GATE_STATE_WAITING: _ClassVar[GateState]
+    GATE_STATE_ANSWERED: _ClassVar[GateState]
+    GATE_STATE_TIMED_OUT: _ClassVar[GateState]
+    GATE_STATE_CLOSED: _ClassVar[GateState]
 RUN_STATUS_UNSPECIFIED: RunStatus
 RUN_STATUS_RUNNABLE: RunStatus
 RUN_STATUS_RUNNING: RunStatus
@@ -123,6 +131,11 @@ TASK_STATUS_CLAIMED: TaskStatus
 TASK_STATUS_DONE: TaskStatus
 TASK_STATUS_FAILED: TaskStatus
 TASK_STATUS_DLQ: TaskStatus
+GATE_STATE_UNSPECIFIED: GateState
+GATE_STATE_WAITING: GateState
+GATE_STATE_ANSWERED: GateState
+GATE_STATE_TIMED_OUT: GateState
+GATE_STATE_CLOSED: GateState
 
 class BeginRunRequest(_message.Message):
     __slots__ = ("app_name", "user_id", "session_id", "invocation_id", "lease_owner", "lease_ttl_ms", "tenant_id", "actor", "subject", "agent_id", "aiplex_instance_id", "gateway_route", "scopes", "labels")
@@ -242,7 +255,7 @@ class SubscribeRunRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., from_seq: _Optional[int] = ..., skip_gaps: bool = ...) -> None: ...
 
 class RunState(_message.Message):
-    __slots__ = ("run_id", "app_name", "user_id", "session_id", "invocation_id", "status", "seq_cursor", "lease_owner", "lease_expires_at_ms", "started_at_ms", "ended_at_ms", "waiting_on_gate", "tenant_id", "actor", "subject", "agent_id", "aiplex_instance_id", "gateway_route", "scopes", "labels", "former_status", "detail_json")
+    __slots__ = ("run_id", "app_name", "user_id", "session_id", "invocation_id", "status", "seq_cursor", "lease_owner", "lease_expires_at_ms", "started_at_ms", "ended_at_ms", "waiting_on_gate", "tenant_id", "actor", "subject", "agent_id", "aiplex_instance_id", "gateway_route", "scopes", "labels", "former_status", "detail_json", "gates", "more_gates")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -272,6 +285,8 @@ class RunState(_message.Message):
     LABELS_FIELD_NUMBER: _ClassVar[int]
     FORMER_STATUS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_JSON_FIELD_NUMBER: _ClassVar[int]
+    GATES_FIELD_NUMBER: _ClassVar[int]
+    MORE_GATES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     app_name: str
     user_id: str
@@ -294,7 +309,9 @@ class RunState(_message.Message):
     labels: _containers.ScalarMap[str, str]
     former_status: RunStatus
     detail_json: str
-    def __init__(self, run_id: _Optional[str] = ..., app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., invocation_id: _Optional[str] = ..., status: _Optional[_Union[RunStatus, str]] = ..., seq_cursor: _Optional[int] = ..., lease_owner: _Optional[str] = ..., lease_expires_at_ms: _Optional[int] = ..., started_at_ms: _Optional[int] = ..., ended_at_ms: _Optional[int] = ..., waiting_on_gate: _Optional[str] = ..., tenant_id: _Optional[str] = ..., actor: _Optional[str] = ..., subject: _Optional[str] = ..., agent_id: _Optional[str] = ..., aiplex_instance_id: _Optional[str] = ..., gateway_route: _Optional[str] = ..., scopes: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., former_status: _Optional[_Union[RunStatus, str]] = ..., detail_json: _Optional[str] = ...) -> None: ...
+    gates: _containers.RepeatedCompositeFieldContainer[GateRecord]
+    more_gates: bool
+    def __init__(self, run_id: _Optional[str] = ..., app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., invocation_id: _Optional[str] = ..., status: _Optional[_Union[RunStatus, str]] = ..., seq_cursor: _Optional[int] = ..., lease_owner: _Optional[str] = ..., lease_expires_at_ms: _Optional[int] = ..., started_at_ms: _Optional[int] = ..., ended_at_ms: _Optional[int] = ..., waiting_on_gate: _Optional[str] = ..., tenant_id: _Optional[str] = ..., actor: _Optional[str] = ..., subject: _Optional[str] = ..., agent_id: _Optional[str] = ..., aiplex_instance_id: _Optional[str] = ..., gateway_route: _Optional[str] = ..., scopes: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., former_status: _Optional[_Union[RunStatus, str]] = ..., detail_json: _Optional[str] = ..., gates: _Optional[_Iterable[_Union[GateRecord, _Mapping]]] = ..., more_gates: bool = ...) -> None: ...
 
 class JournalEntry(_message.Message):
     __slots__ = ("seq", "kind", "payload_json", "ts_ms", "global_seq", "subject", "schema_version", "trace_id", "span_id", "parent_span_id", "gaps")
@@ -807,22 +824,114 @@ class BudgetState(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., usd_cap: _Optional[float] = ..., token_cap: _Optional[int] = ..., usd_spent: _Optional[float] = ..., tokens_spent: _Optional[int] = ...) -> None: ...
 
 class AwaitSignalRequest(_message.Message):
-    __slots__ = ("run_id", "gate_name", "payload_json")
+    __slots__ = ("run_id", "gate_name", "payload_json", "risk", "timeout_ms", "on_timeout_json", "remind_after_ms", "escalate_after_ms")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     GATE_NAME_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_JSON_FIELD_NUMBER: _ClassVar[int]
+    RISK_FIELD_NUMBER: _ClassVar[int]
+    TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    ON_TIMEOUT_JSON_FIELD_NUMBER: _ClassVar[int]
+    REMIND_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
+    ESCALATE_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     gate_name: str
     payload_json: str
-    def __init__(self, run_id: _Optional[str] = ..., gate_name: _Optional[str] = ..., payload_json: _Optional[str] = ...) -> None: ...
+    risk: str
+    timeout_ms: int
+    on_timeout_json: str
+    remind_after_ms: int
+    escalate_after_ms: int
+    def __init__(self, run_id: _Optional[str] = ..., gate_name: _Optional[str] = ..., payload_json: _Optional[str] = ..., risk: _Optional[str] = ..., timeout_ms: _Optional[int] = ..., on_timeout_json: _Optional[str] = ..., remind_after_ms: _Optional[int] = ..., escalate_after_ms: _Optional[int] = ...) -> None: ...
 
 class AwaitSignalResponse(_message.Message):
-    __slots__ = ("delivered", "resolution_json")
+    __slots__ = ("delivered", "resolution_json", "answered_by", "answered_at_ms", "deadline_ms", "timed_out")
     DELIVERED_FIELD_NUMBER: _ClassVar[int]
     RESOLUTION_JSON_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_BY_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    TIMED_OUT_FIELD_NUMBER: _ClassVar[int]
     delivered: bool
     resolution_json: str
-    def __init__(self, delivered: bool = ..., resolution_json: _Optional[str] = ...) -> None: ...
+    answered_by: str
+    answered_at_ms: int
+    deadline_ms: int
+    timed_out: bool
+    def __init__(self, delivered: bool = ..., resolution_json: _Optional[str] = ..., answered_by: _Optional[str] = ..., answered_at_ms: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., timed_out: bool = ...) -> None: ...
+
+class GateRecord(_message.Message):
+    __slots__ = ("run_id", "gate_name", "app_name", "user_id", "session_id", "invocation_id", "state", "payload_json", "risk", "created_at_ms", "deadline_ms", "on_timeout_json", "remind_at_ms", "reminded_at_ms", "escalate_at_ms", "escalated_at_ms", "answer_json", "answered_by", "answered_at_ms", "truncated", "tenant_id")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    GATE_NAME_FIELD_NUMBER: _ClassVar[int]
+    APP_NAME_FIELD_NUMBER: _ClassVar[int]
+    USER_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    INVOCATION_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_JSON_FIELD_NUMBER: _ClassVar[int]
+    RISK_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_MS_FIELD_NUMBER: _ClassVar[int]
+    ON_TIMEOUT_JSON_FIELD_NUMBER: _ClassVar[int]
+    REMIND_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    REMINDED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    ESCALATE_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    ESCALATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_JSON_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_BY_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    TRUNCATED_FIELD_NUMBER: _ClassVar[int]
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    gate_name: str
+    app_name: str
+    user_id: str
+    session_id: str
+    invocation_id: str
+    state: GateState
+    payload_json: str
+    risk: str
+    created_at_ms: int
+    deadline_ms: int
+    on_timeout_json: str
+    remind_at_ms: int
+    reminded_at_ms: int
+    escalate_at_ms: int
+    escalated_at_ms: int
+    answer_json: str
+    answered_by: str
+    answered_at_ms: int
+    truncated: bool
+    tenant_id: str
+    def __init__(self, run_id: _Optional[str] = ..., gate_name: _Optional[str] = ..., app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., invocation_id: _Optional[str] = ..., state: _Optional[_Union[GateState, str]] = ..., payload_json: _Optional[str] = ..., risk: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., on_timeout_json: _Optional[str] = ..., remind_at_ms: _Optional[int] = ..., reminded_at_ms: _Optional[int] = ..., escalate_at_ms: _Optional[int] = ..., escalated_at_ms: _Optional[int] = ..., answer_json: _Optional[str] = ..., answered_by: _Optional[str] = ..., answered_at_ms: _Optional[int] = ..., truncated: bool = ..., tenant_id: _Optional[str] = ...) -> None: ...
+
+class ListGatesRequest(_message.Message):
+    __slots__ = ("state", "app_name", "risk", "gate_name", "run_id", "deadline_before_ms", "limit", "cursor")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    APP_NAME_FIELD_NUMBER: _ClassVar[int]
+    RISK_FIELD_NUMBER: _ClassVar[int]
+    GATE_NAME_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    DEADLINE_BEFORE_MS_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    state: GateState
+    app_name: str
+    risk: str
+    gate_name: str
+    run_id: str
+    deadline_before_ms: int
+    limit: int
+    cursor: str
+    def __init__(self, state: _Optional[_Union[GateState, str]] = ..., app_name: _Optional[str] = ..., risk: _Optional[str] = ..., gate_name: _Optional[str] = ..., run_id: _Optional[str] = ..., deadline_before_ms: _Optional[int] = ..., limit: _Optional[int] = ..., cursor: _Optional[str] = ...) -> None: ...
+
+class ListGatesResponse(_message.Message):
+    __slots__ = ("gates", "cursor")
+    GATES_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    gates: _containers.RepeatedCompositeFieldContainer[GateRecord]
+    cursor: str
+    def __init__(self, gates: _Optional[_Iterable[_Union[GateRecord, _Mapping]]] = ..., cursor: _Optional[str] = ...) -> None: ...
 
 class SendSignalRequest(_message.Message):
     __slots__ = ("run_id", "app_name", "user_id", "session_id", "gate_name", "resolution_json")
@@ -841,14 +950,16 @@ class SendSignalRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., gate_name: _Optional[str] = ..., resolution_json: _Optional[str] = ...) -> None: ...
 
 class SendSignalResponse(_message.Message):
-    __slots__ = ("accepted", "run_id", "run_status")
+    __slots__ = ("accepted", "run_id", "run_status", "repeated")
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     RUN_STATUS_FIELD_NUMBER: _ClassVar[int]
+    REPEATED_FIELD_NUMBER: _ClassVar[int]
     accepted: bool
     run_id: str
     run_status: RunStatus
-    def __init__(self, accepted: bool = ..., run_id: _Optional[str] = ..., run_status: _Optional[_Union[RunStatus, str]] = ...) -> None: ...
+    repeated: bool
+    def __init__(self, accepted: bool = ..., run_id: _Optional[str] = ..., run_status: _Optional[_Union[RunStatus, str]] = ..., repeated: bool = ...) -> None: ...
 
 class ListPendingEffectsRequest(_message.Message):
     __slots__ = ("older_than_ms", "limit", "include_pending", "include_unknown")

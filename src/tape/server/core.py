@@ -18,11 +18,13 @@ from tape.base.telemetry.metrics import Metrics
 from tape.base.url_mask import mask_urls
 from tape.engine.executions.dedup import forget_claims
 from tape.engine.fanout.hub import Hub
+from tape.engine.ledgers.gate_times import GATES
 from tape.engine.predicate_budget import PredicateBudget
 from tape.engine.reactions.matcher import Matcher
 from tape.engine.reactions.retention import purge_tasks
 from tape.engine.reactions.stranded_tasks import release_stranded
 from tape.engine.reactions.task_broker import TaskBroker
+from tape.engine.scheduler import Scheduler
 from tape.engine.security.artifacts import Artifacts
 from tape.engine.security.audit import Audit
 from tape.engine.security.key_ring import KeyRing
@@ -46,6 +48,7 @@ from tape.server.grpc.advance import AdvanceService
 from tape.server.grpc.catalog import CatalogService
 from tape.server.grpc.dead_letters import DeadLettersService
 from tape.server.grpc.effects import EffectsService
+from tape.server.grpc.gates import GatesService
 from tape.server.grpc.info import InfoService
 from tape.server.grpc.journal import JournalService
 from tape.server.grpc.methods import Methods, UnaryCalls, bind_methods
@@ -107,6 +110,7 @@ class ServerCore:
         self.task_broker = TaskBroker(self.database)
         self.matcher = Matcher(self.hub, self.task_broker, owner)
         self._journal_service = JournalService(self.journal, self.hub, self.admission)
+        self._scheduler = Scheduler(self.database, (GATES,))
         self._tasks: list[asyncio.Task[None]] = []
 
     def bind_methods(self, describe: Callable[[], pb.ServerInfo]) -> Methods:
@@ -120,6 +124,7 @@ class ServerCore:
             self._journal_service,
             ValuesService(self.journal, self.hub),
             RunsService(self.journal),
+            GatesService(self.journal),
             EffectsService(self.journal),
             SessionsService(self.journal),
             ReactionsService(self.journal, self.hub.predicate_budget),
@@ -147,6 +152,7 @@ class ServerCore:
         supervise = self.metrics.background.supervise
         self._tasks.append(asyncio.create_task(supervise("housekeeping", self._run_housekeeping)))
         self._tasks.append(asyncio.create_task(supervise("store maintenance", self.database.maintain)))
+        self._tasks.append(asyncio.create_task(supervise("scheduler", self._scheduler.run)))
 
     def end_append_streams(self) -> None:
         """Answer accepted appends, then end their streams."""

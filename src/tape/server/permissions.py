@@ -72,6 +72,7 @@ RPCS: Mapping[str, Scopes] = {
     **dict.fromkeys(("SetBudget", "AdmitBudget", "ChargeBudget"), _RUNS),
     "AwaitSignal": _RUNS,
     "SendSignal": _ANSWERS,
+    "ListGates": _READS,
     **dict.fromkeys(("SetTimer", "CancelTimer", "ListDueTimers", "CompleteTimer"), _RUNS),
     # values and sessions
     **dict.fromkeys(("WriteValue", "DeleteValue"), _RUNS),

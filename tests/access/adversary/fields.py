@@ -55,6 +55,10 @@ FIELDS: dict[str, Any] = {
     "connector": name("connector"),
     "external_ref": name("business"),
     "gate_name": name("gate"),
+    **dict.fromkeys(("risk", "ListGatesRequest.state", "ListGatesRequest.cursor"), UNSET),
+    "AwaitSignalRequest.risk": "irreversible",
+    **dict.fromkeys(("timeout_ms", "remind_after_ms", "escalate_after_ms", "on_timeout_json"), UNSET),
+    "deadline_before_ms": UNSET,
     "timer_id": name("timer"),
     "obligation_seq": name("obligation"),
     # values and sessions

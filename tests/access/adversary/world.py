@@ -172,6 +172,7 @@ class World:
             ("ListPendingEffects", pb.ListPendingEffectsRequest()),
             ("ListEffectsToDispatch", pb.ListEffectsToDispatchRequest(now_ms=1 << 50)),
             ("ListDueTimers", pb.ListDueTimersRequest(now_ms=1 << 50)),
+            ("ListGates", pb.ListGatesRequest()),
             ("GetValue", pb.GetValueRequest(namespace=names["namespace"], key=names["key"])),
             ("GetSession", pb.GetSessionRequest(**about)),
             ("ListSessions", pb.ListSessionsRequest(app_name=names["app"])),

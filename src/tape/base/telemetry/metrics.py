@@ -126,6 +126,11 @@ class Metrics:
         self.tasks_purged = counter("tasks_purged", "Done and dropped tasks removed after their time")
         self.dispatchers = gauge("dispatchers", "Open task streams")
 
+        self.scheduler_fired = counter("scheduler_fired", "Due work of gates, timers and schedules", "kind", "outcome")
+        self.scheduler_overdue = gauge(
+            "scheduler_overdue_seconds", "How long the oldest due work waits; 0 if nothing is due", "kind"
+        )
+
         self.messages_received = counter("subscription_messages_received", "Messages fetched from sources", "source")
         self.message_executions = counter(
             "subscription_executions", "Dispatched messages, by outcome", "source", "outcome"

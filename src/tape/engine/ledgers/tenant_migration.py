@@ -24,6 +24,7 @@ MAX_FORMER_NAMES = 64
 _TABLES = {
     "tape_runs": ("app_name", "user_id", "session_id", "invocation_id"),
     "tape_effects": (),
+    "tape_signals": (),
     "tape_values": ("namespace", "key"),
     "tape_sessions": ("app_name", "user_id", "session_id"),
     "tape_events": ("app_name", "user_id", "session_id", "ord"),

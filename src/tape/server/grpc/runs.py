@@ -1,12 +1,10 @@
-"""The RPCs of runs, decisions, budgets, gates and timers."""
+"""The RPCs of runs, decisions, budgets and timers."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from tape.engine.ledgers import budgets, compaction, decisions, gates, runs, timers
+from tape.engine.ledgers import budgets, compaction, decisions, gate_list, runs, timers
 from tape.engine.ledgers.decisions import Decision
 from tape.engine.ledgers.run_record import Run
 from tape.engine.ledgers.timers import Timer
@@ -15,9 +13,9 @@ from tape.model.ledger_states import RunStatus
 from tape.model.principal import current_principal
 from tape.proto import tape_pb2 as pb
 from tape.server.grpc.checks import check_texts, check_time
+from tape.server.grpc.gates import gate_record
 from tape.server.grpc.messages import to_message
 from tape.server.grpc.methods import Context, caller_of, is_operator, owner_of, trace_of
-from tape.store import Transaction
 
 
 class RunsService:
@@ -84,8 +82,14 @@ class RunsService:
         return pb.EndRunResponse(run=run_state(run))
 
     async def get_run(self, request: pb.GetRunRequest, context: Context) -> pb.RunState:
-        """The current state of a run."""
-        return run_state(await self._database.read(lambda reader: runs.get(reader, request.run_id)))
+        """The current state of a run, with its gates."""
+        run, (gates, more) = await self._database.read(
+            lambda reader: (runs.get(reader, request.run_id), gate_list.gates_of_run(reader, request.run_id))
+        )
+        state = run_state(run)
+        state.gates.extend(map(gate_record, gates))
+        state.more_gates = more
+        return state
 
     async def list_runs_to_recover(
         self, request: pb.ListRunsToRecoverRequest, context: Context
@@ -189,31 +193,6 @@ class RunsService:
             lambda tx: budgets.charge(tx, request.run_id, usd=request.usd, tokens=request.tokens, owner=owner)
         )
         return to_message(pb.BudgetState, budget)
-
-    # ── gates ────────────────────────────────────────────────────────────────────────────────────
-
-    async def await_signal(self, request: pb.AwaitSignalRequest, context: Context) -> pb.AwaitSignalResponse:
-        """The resolution of a gate; without one the run waits there."""
-        check_texts(self._max_bytes, payload_json=request.payload_json)
-        trace, owner = trace_of(context), owner_of(context)
-        signal = await self._database.write(
-            lambda tx: gates.wait(
-                tx, request.run_id, request.gate_name, payload_json=request.payload_json, owner=owner, trace=trace
-            )
-        )
-        return pb.AwaitSignalResponse(delivered=signal.delivered, resolution_json=signal.resolution_json)
-
-    async def send_signal(self, request: pb.SendSignalRequest, context: Context) -> pb.SendSignalResponse:
-        """Send the resolution of a gate."""
-        check_texts(self._max_bytes, resolution_json=request.resolution_json)
-        trace = trace_of(context)
-
-        def send(tx: Transaction) -> dict[str, Any]:
-            run = gates.run_for_signal(tx, request.run_id, request.app_name, request.user_id, request.session_id)
-            status = gates.send(tx, run, request.gate_name, resolution_json=request.resolution_json, trace=trace)
-            return {"run_id": run.run_id, "run_status": int(status or 0)}
-
-        return pb.SendSignalResponse(accepted=True, **await self._database.write(send))
 
     # ── timers ───────────────────────────────────────────────────────────────────────────────────
 
