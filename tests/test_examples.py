@@ -73,3 +73,13 @@ def test_the_outbox_sends_once(env: dict[str, str]) -> None:
         "dispatched: confirmed",
         "answer: {'booked': 9950}",
     ]
+
+
+def test_the_pydantic_ai_agent_asks_and_pays_once(env: dict[str, str]) -> None:
+    first = example("pydantic_ai_agent.py", env)
+    assert [line for line in first if line.startswith("asking")] == [
+        f"asking the model after {n} results" for n in (0, 2, 3)
+    ]
+    assert first[-1] == "Both invoices are paid."
+    [second] = example("pydantic_ai_agent.py", env)
+    assert "nothing is left to do" in second

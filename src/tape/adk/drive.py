@@ -6,7 +6,6 @@ decision's index, and counting begins after the highest one.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -14,24 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tape.durable.budgets import Budget
+from tape.durable.decision_index import first_index
 from tape.durable.effect_call import RunHandle
 
 # Where an event carries the index of the decision that it shows (in its custom_metadata).
 MARK = "tape.decision"
 # What an event carries beside it if the model's answer was streamed.
 STREAMED = "tape.streamed"
-
-# Decisions of a branch of their own: 40 bits for the branch, 20 for the decision.
-_BRANCHED = 1 << 60
-_PER_BRANCH = 20
-
-
-def first_index(space: str) -> int:
-    """The first decision index of a branch. The root counts 0, 1, 2, …; parallel branches must not share a counter."""
-    if not space:
-        return 0
-    number = int.from_bytes(hashlib.sha256(space.encode()).digest()[:5], "big")
-    return _BRANCHED | number << _PER_BRANCH
 
 
 @dataclass(frozen=True)

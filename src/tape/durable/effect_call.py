@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from tape.durable.budgets import Budget
 from tape.durable.lease import RunLease
 from tape.durable.server_retry import call_with_retry
 from tape.errors import (
@@ -41,6 +42,7 @@ class RunHandle:
     session_id: str = ""
     invocation_id: str = ""
     lease: RunLease | None = None
+    budget: Budget | None = None
     # Why this process may do nothing more for the run: every further call raises it.
     interruption: RunInterrupted | None = None
     # The gate that it waits at.

@@ -97,6 +97,7 @@ class DurableRun:
             begun = self._take(client, owner)
             ids = ("app_name", "user_id", "session_id", "invocation_id")
             handle = RunHandle(client, begun.run_id, owner, *(self._identity[name] for name in ids))
+            handle.budget = self._budget
             self._tape_call = EffectCall(handle)
             self.resumed = begun.resumed
             if begun.status in (pb.RUN_STATUS_TERMINAL, pb.RUN_STATUS_STUCK):
