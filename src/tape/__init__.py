@@ -66,6 +66,7 @@ _TOP_LEVEL = {
         "EffectFailed",
         "EffectUnknown",
         "RunCancelled",
+        "RunChanged",
         "RunEnded",
         "RunFenced",
         "RunInterrupted",

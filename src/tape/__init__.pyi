@@ -51,6 +51,7 @@ from tape.errors import EffectFailed as EffectFailed
 from tape.errors import EffectUnknown as EffectUnknown
 from tape.errors import EntryDamaged as EntryDamaged
 from tape.errors import RunCancelled as RunCancelled
+from tape.errors import RunChanged as RunChanged
 from tape.errors import RunEnded as RunEnded
 from tape.errors import RunFenced as RunFenced
 from tape.errors import RunInterrupted as RunInterrupted
@@ -192,6 +193,7 @@ __all__ = [
     "JsonlBackend",
     "RetryPolicy",
     "RunCancelled",
+    "RunChanged",
     "RunEnded",
     "RunFenced",
     "RunInterrupted",

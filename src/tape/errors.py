@@ -1502,6 +1502,38 @@ class GateAnswered(TapeError):
     status = "FAILED_PRECONDITION"
 
 
+# ── 244x: changed code, forks and replays of runs ─────────────────────────────────────────────────
+
+
+class RunChanged(RunInterrupted):
+    """The code of a run asks for something else than the run has recorded: it is stopped before it acts.
+
+    `recorded` and `asked` are the two sides, `difference` has a line for each field that differs, `file` and `line` are
+    where the call is made.
+    """
+
+    code = "TAPE-2440"
+    recorded = ""
+    asked = ""
+    difference = ""
+    file = ""
+    line = 0
+    remedy = ""
+
+    def __init__(self, message: str, *, recorded: str = "", asked: str = "", difference: str = "") -> None:
+        super().__init__(message)
+        self.recorded = recorded
+        self.asked = asked
+        self.difference = difference
+
+    def __str__(self) -> str:
+        facts = [f"recorded: {self.recorded}"] if self.recorded else []
+        facts += [f"now:      {self.asked}"] if self.asked else []
+        facts += self.difference.splitlines()
+        facts += [f"called at {self.file}:{self.line}"] if self.file else []
+        return "".join([super().__str__(), *(f"\n  {fact}" for fact in facts), self.remedy and f"\n{self.remedy}"])
+
+
 # ── 229x: workers ────────────────────────────────────────────────────────────────────────────────
 
 

@@ -519,7 +519,7 @@ def test_a_business_key_that_names_no_argument_says_which_there_are(url: str) ->
 
 def test_what_was_declared_can_be_asked_for() -> None:
     @effect(compensate=refund, status_check=lambda key: None, scope="payments")
-    def pay_with_meta() -> None:
+    def pay_with_meta(amount: int) -> None:
         """Never called."""
 
     meta = effect_meta_of(pay_with_meta)

@@ -26,8 +26,15 @@ class EffectCalls(ChannelCalls):
         business_key: str = "",
         connector: str = "",
         scope: str = "",
+        digest: str = "",
+        position: str = "",
+        change_check: int | str = 0,
+        after_seq: int = 0,
     ) -> pb.BeginEffectResponse:
-        """Record an effect as PENDING before it is performed; one that exists is returned with its outcome."""
+        """Record an effect as PENDING before it is performed; one that exists is returned with its outcome.
+
+        With a `change_check` the server compares the `position` of a new effect with the steps that the run recorded.
+        """
         request = pb.BeginEffectRequest(
             run_id=run_id,
             decision_index=decision_index,
@@ -40,6 +47,10 @@ class EffectCalls(ChannelCalls):
             business_key=business_key,
             connector=connector,
             scope=scope,
+            digest=digest,
+            position=position,
+            change_check=cast("pb.ChangeCheck", change_check),
+            after_seq=after_seq,
         )
         return await self._channel.call(rpcs.BEGIN_EFFECT, request)
 

@@ -144,6 +144,8 @@ class RunCalls(ChannelCalls):
         response_json: str = "",
         rationale: str = "",
         policy_version: str = "",
+        digest: str = "",
+        position: str = "",
     ) -> pb.DecisionRecord:
         """Record a decision once; a repeat returns the recorded one."""
         request = pb.RecordDecisionRequest(
@@ -154,12 +156,14 @@ class RunCalls(ChannelCalls):
             response_json=response_json,
             rationale=rationale,
             policy_version=policy_version,
+            digest=digest,
+            position=position,
         )
         return await self._channel.call(rpcs.RECORD_DECISION, request)
 
-    async def get_decision(self, *, run_id: str, decision_index: int) -> pb.GetDecisionResponse:
-        """A decision, if it was recorded."""
-        request = pb.GetDecisionRequest(run_id=run_id, decision_index=decision_index)
+    async def get_decision(self, *, run_id: str, decision_index: int, position: str = "") -> pb.GetDecisionResponse:
+        """A decision, if it was recorded; else `displaced` names what the run recorded at the position."""
+        request = pb.GetDecisionRequest(run_id=run_id, decision_index=decision_index, position=position)
         return await self._channel.call(rpcs.GET_DECISION, request)
 
     async def set_budget(self, *, run_id: str, usd_cap: float = 0.0, token_cap: int = 0) -> pb.BudgetState:

@@ -8,6 +8,7 @@ observes a non-idempotent effect before it dispatches it again.
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,11 +19,15 @@ from tape.base.owner import claim_owner
 from tape.base.retry import RetryPolicy
 from tape.client.sync import TapeClient
 from tape.connectors.base import DispatchResult, EffectConnector, ObservationResult, call_dispatch, call_observe
+from tape.connectors.templates import content_of
+from tape.durable.compensators import NOT_YET, compensation_of
 from tape.durable.registry import get_tool_compensator
 from tape.durable.server_retry import call_with_retry
 from tape.errors import IllegalTransition, InvalidInput, InvalidJson, LeaseHeld
 from tape.model.payload import to_json
 from tape.proto import tape_pb2 as pb
+
+log = logging.getLogger(__name__)
 
 DEFAULT_LEASE_MS = 60_000
 DEFAULT_ATTEMPTS = 5
@@ -89,6 +94,7 @@ class EffectDispatcher:
             if seen.status != "absent":
                 return self._record_seen(effect, seen, f"the claim of {previous} expired")
             in_doubt = False
+        _register_compensation(self.client, effect)
         if not lease.is_held:
             return report(effect, "lost", "the claim expired before the effect was dispatched")
         result = call_dispatch(connector, effect)
@@ -164,6 +170,9 @@ def record_observation(client: TapeClient, effect: pb.EffectRecord, seen: Observ
         "error_json": recordable(why, LONGEST_ERROR) if is_negative else "",
         "compensate_on_duplicate_kind": getattr(declared["fn"], "__name__", "") if declared else "",
     }
+    if seen.status in ("confirmed", "duplicate"):
+        _register_compensation(client, effect)
+        _register_compensation(client, effect, seen.response)
     record: pb.EffectRecord
     try:
         record = call_with_retry(client.record_external_observation, **fields)
@@ -172,6 +181,26 @@ def record_observation(client: TapeClient, effect: pb.EffectRecord, seen: Observ
         fields |= {"response_json": recordable({"unrecorded": str(error)}), "external_ref": ""}
         record = call_with_retry(client.record_external_observation, **fields)
     return record
+
+
+def _register_compensation(client: TapeClient, effect: pb.EffectRecord, result: Any = NOT_YET) -> None:
+    """Register what undoes an outbox effect, if this process knows it: before the effect is sent, so that no crash can
+    lose it. Tape's SDK has done so already; a client in another language begins effects only."""
+    if effect.dispatch_mode != pb.EFFECT_DISPATCH_MODE_OUTBOX:
+        return
+    arguments = content_of(effect.request_json)
+    try:
+        wanted = compensation_of(effect.tool_name, effect.idempotency_key, arguments, result)
+    except Exception as error:
+        log.warning(
+            "the compensation payload of effect %s cannot be made (%s: %s): its arguments are the payload",
+            effect.idempotency_key,
+            type(error).__name__,
+            error,
+        )
+        wanted = compensation_of(effect.tool_name, effect.idempotency_key, arguments, result, use_arguments=True)
+    if wanted is not None:
+        call_with_retry(client.register_compensation, run_id=effect.run_id, **wanted)
 
 
 def recordable(value: Any, longest: int = 0) -> str:

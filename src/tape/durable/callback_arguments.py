@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 from tape.errors import InvalidInput
@@ -38,6 +38,35 @@ def call_offering(fn: Callable[..., Any], offered: Mapping[str, Any], default: A
             f"{name_of(fn)} asks for {' and '.join(missing)}, which are not on offer; there are: {known}."
         )
     return fn(*positional, **named)
+
+
+def call_naming(fn: Callable[..., Any], offered: Mapping[str, Any], sole: Any) -> Any:
+    """`call_offering` for callbacks that must know what they get: an unknown required parameter is an error.
+
+    The only parameter of a function that takes it by position alone (`def undo(payload, /)`) receives `sole`.
+    """
+    if unknown := unknown_parameters(fn, offered):
+        raise InvalidInput(
+            f"{name_of(fn)} requires {' and '.join(map(repr, unknown))}, which is not on offer; there are:"
+            f" {', '.join(sorted(offered))}."
+        )
+    return call_offering(fn, offered, sole)
+
+
+def unknown_parameters(fn: Callable[..., Any], known: Container[str]) -> list[str]:
+    """The required parameters of a callback that have none of the known names; a sole positional-only one is fine."""
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):  # a builtin that does not say
+        return []
+    required = [
+        each
+        for each in parameters
+        if each.default is each.empty and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
+    ]
+    if len(required) == 1 and required[0].kind is required[0].POSITIONAL_ONLY:
+        return []
+    return [each.name for each in required if each.name not in known]
 
 
 def _give(parameter: inspect.Parameter, value: Any, positional: list[Any], named: dict[str, Any]) -> None:

@@ -11,6 +11,9 @@ from typing import Any
 
 from tape.base.retry import RetryPolicy
 from tape.durable.callback_arguments import call_offering, name_of
+from tape.durable.change_detection import check_on_change
+from tape.durable.compensators import check_compensator
+from tape.durable.digest import DigestOption, check_option
 from tape.durable.effect_call import EffectCall, find_call
 from tape.durable.effect_execution import attempt, attempt_async, is_begun, perform, perform_async
 from tape.durable.registry import register_status_check, register_tool_compensator
@@ -21,6 +24,7 @@ DISPATCH = ("inline", "outbox")
 
 # The parameter in which a tool gets its context; it is not an argument of the tool.
 CONTEXT = "tool_context"
+_NOT_ARGUMENTS = (CONTEXT, "self", "cls")
 _META = "__tape_effect__"
 
 
@@ -42,6 +46,8 @@ class EffectMeta:
     max_attempts: int = 0
     allow_unsafe: bool = False
     result_type: Any = Any
+    on_change: str = ""
+    digest: Any = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -62,6 +68,7 @@ class EffectMeta:
 
 
 def _check(meta: EffectMeta) -> None:
+    check_on_change(meta.on_change, repr(meta.name))
     for field, known in (("semantics", SEMANTICS), ("dispatch", DISPATCH)):
         if getattr(meta, field) not in known:
             raise InvalidInput(f"{field} {getattr(meta, field)!r} of {meta.name!r} is not one of {', '.join(known)}.")
@@ -105,6 +112,8 @@ def effect(
     business_key: Any = None,
     scope: str = "",
     allow_unsafe: bool = False,
+    on_change: str = "",
+    digest: DigestOption = None,
 ) -> Callable[..., Any]:
     """Declare that a function changes something outside of the process, so that a run does so once.
 
@@ -115,10 +124,14 @@ def effect(
     `compensate` undoes it if the run fails, with at most `max_attempts` attempts (0 means 5);
     `status_check` finds out whether an effect with unknown outcome happened; `key_from` makes the idempotency key;
     `retry` repeats failed attempts. Callbacks get what their parameters name: the arguments of the function,
-    `args`, `result`, `payload`, `idempotency_key`, `run_id`, `effect`.
+    `args`, `result`, `payload`, `idempotency_key`, `run_id`, `effect`; a compensator also the fields of the result.
+    A compensator that requires anything else is rejected here.
 
-    With `dispatch="outbox"` the function only prepares the request, and a dispatcher sends it through
-    `connector`. Effects that are `non_idempotent` need it, and a `scope`: only runs that were granted it begin them.
+    A resumed run compares the arguments with the record: `on_change` is `stop`, `warn` or `accept` (default: that of
+    the run), and `digest` names the arguments that are not compared, or is a function of them.
+
+    With `dispatch="outbox"` the function only prepares the request, and a dispatcher sends it through `connector`.
+    Effects that are `non_idempotent` need it, and a `scope`: only runs that were granted it may begin them.
     """
 
     def declare(tool: Callable[..., Any]) -> Callable[..., Any]:
@@ -137,8 +150,11 @@ def effect(
             max_attempts=max_attempts,
             allow_unsafe=allow_unsafe,
             result_type=_result_type(tool),
+            on_change=on_change,
+            digest=check_option(digest, name_of(tool)),
         )
         if compensate is not None:
+            check_compensator(compensate, tool, _argument_names(tool), compensation_payload)
             register_tool_compensator(
                 meta.name, compensate, max_attempts=max_attempts, compensation_payload=compensation_payload
             )
@@ -159,6 +175,8 @@ def outbox_tool(
     max_attempts: int = 0,
     allow_unsafe: bool = False,
     scope: str = "",
+    on_change: str = "",
+    digest: DigestOption = None,
 ) -> Callable[..., Any]:
     """Declare a function whose request is sent by the outbox dispatcher, through a connector.
 
@@ -177,6 +195,8 @@ def outbox_tool(
         # A run may send through a connector only if it was granted that.
         scope=scope or (connector if semantics == "non_idempotent" else ""),
         dispatch="outbox",
+        on_change=on_change,
+        digest=digest,
     )
 
 
@@ -209,6 +229,12 @@ def _result_type(tool: Callable[..., Any]) -> Any:
         return typing.get_type_hints(tool).get("return", Any)
     except (NameError, TypeError):  # annotations that only exist while types are checked
         return Any
+
+
+def _argument_names(tool: Callable[..., Any]) -> frozenset[str]:
+    parameters = inspect.signature(tool).parameters.values()
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return frozenset(each.name for each in parameters if each.kind not in variadic and each.name not in _NOT_ARGUMENTS)
 
 
 def _wrapped(tool: Callable[..., Any], meta: EffectMeta) -> Callable[..., Any]:
@@ -260,7 +286,7 @@ def _arguments(bound: inspect.BoundArguments) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in bound.arguments.items():
         kind = bound.signature.parameters[name].kind
-        if name in (CONTEXT, "self", "cls"):
+        if name in _NOT_ARGUMENTS:
             continue
         if kind is inspect.Parameter.VAR_KEYWORD:
             found |= value

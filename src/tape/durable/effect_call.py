@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tape.durable.budgets import Budget
+from tape.durable.change_detection import StepCursor
 from tape.durable.lease import RunLease
 from tape.durable.server_retry import call_with_retry
 from tape.errors import (
@@ -43,6 +44,10 @@ class RunHandle:
     invocation_id: str = ""
     lease: RunLease | None = None
     budget: Budget | None = None
+    # What a difference from the record does: stop, warn or accept.
+    on_change: str = "warn"
+    cursor: StepCursor | None = None
+    versions: dict[str, int] = field(default_factory=dict)
     # Why this process may do nothing more for the run: every further call raises it.
     interruption: RunInterrupted | None = None
     # The gate that it waits at.
@@ -119,6 +124,8 @@ class EffectCall:
     business_key: str = ""
     external_ref: str = ""
     parent: EffectCall | None = None
+    position: str = ""
+    steps: int = 0
     is_entered: bool = False
     counts: Counter[tuple[int, str]] = field(default_factory=Counter)
 

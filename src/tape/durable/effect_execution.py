@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from tape.base.coroutines import finish_in_thread
 from tape.base.retry import retry, retry_async
-from tape.durable.callback_arguments import call_offering, finish, names
+from tape.durable.callback_arguments import call_offering
+from tape.durable.change_detection import StepCheck, check_of, locate, next_position
+from tape.durable.compensators import NOT_YET, compensation_of, warn_of_missing
+from tape.durable.digest import digest_of
 from tape.durable.effect_call import EffectCall, within
 from tape.durable.observation import observe_unknown
-from tape.durable.registry import compensator_ref_of, get_tool_compensator
+from tape.durable.registry import get_tool_compensator
 from tape.durable.server_retry import call_with_retry
 from tape.errors import (
     AckLost,
@@ -22,6 +25,7 @@ from tape.errors import (
     EffectUnknown,
     InvalidJson,
     ResultNotRecorded,
+    RunChanged,
     RunInterrupted,
     ScopeDenied,
     TapeError,
@@ -59,29 +63,39 @@ class BegunEffect:
         arguments: dict[str, Any],
         *,
         call_index: int | None = None,
-        key: str = "",
+        place: Place | None = None,
     ) -> BegunEffect:
         """Record an effect as pending, or find the recorded one.
 
         `call_index` is the number of the call among the calls of this tool that one decision asks for, if the caller
-        knows it; `key` is the idempotency key, if it was computed before.
+        knows it; `place` is where the effect stands in the run, if that was determined before.
         """
         request_json = _to_json(arguments, f"The arguments of {meta.name!r}")
-        return cls._begin(meta, parent, arguments, request_json, key or _key(meta, parent, arguments, call_index))
+        return cls._begin(meta, parent, arguments, request_json, place or _place(meta, parent, arguments, call_index))
 
     @classmethod
     def _begin(
-        cls, meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], request_json: str, key: str
+        cls, meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], request_json: str, place: Place
     ) -> BegunEffect:
         business_key = meta.business_key_for(arguments)
         call = EffectCall(
             parent.run,
             decision_index=parent.decision_index,
             tool_name=meta.name,
-            idempotency_key=key,
+            idempotency_key=place.key,
             semantics=meta.semantics,
             business_key=business_key,
             parent=parent,
+            position=place.position,
+        )
+        digest = digest_of(arguments, meta.digest)
+        check = StepCheck(
+            parent,
+            f"the effect {meta.name!r}",
+            on_change=meta.on_change,
+            position=place.position,
+            digest=digest,
+            asked=_to_json(arguments, f"The arguments of {meta.name!r}") if meta.dispatch == "outbox" else request_json,
         )
         parent.run.check()
         if meta.dispatch == "outbox":
@@ -100,13 +114,28 @@ class BegunEffect:
                 business_key=business_key,
                 connector=meta.connector,
                 scope=meta.scope,
+                digest=digest,
+                position=place.position,
+                change_check=check_of(parent, meta.on_change, place.position),
             )
+        except RunChanged as error:
+            _drop_compensation(call, "the effect was refused")
+            raise check.refused(error) from None
         except ScopeDenied as error:
             _drop_compensation(call, "the effect was refused")
             raise ScopeDenied(str(error), scope=meta.scope, tool=meta.name) from error
         except RunInterrupted:
             _drop_compensation(call, "the run was interrupted before the effect")
             raise
+        if not begun.existing:
+            check.is_new(begun.displaced)
+        elif begun.run_id == parent.run_id and _is_replayed(meta, place, begun):
+            check.compare(
+                seq=begun.seq,
+                digest=begun.digest,
+                position=begun.position,
+                recorded_json=lambda: _recorded_request(call),
+            )
         begun_effect = cls(meta, call, arguments, begun)
         if begun.idempotency_key != call.idempotency_key:
             begun_effect._leave_to_other_run(begun.idempotency_key)
@@ -141,6 +170,9 @@ class BegunEffect:
     def confirm(self, result: Any) -> Any:
         """Record that it happened; returns the recorded result, which a resumed run gets too."""
         _register_compensation(self.call, self.arguments, result=result)
+        declared = get_tool_compensator(self.meta.name)
+        if declared is not None and declared["compensation_payload"] is None:
+            warn_of_missing(declared["fn"], self.meta.name, self.arguments, result)
         try:
             response_json = "null" if result is None else _to_json(result, f"The result of {self.meta.name!r}")
         except InvalidJson as error:
@@ -202,6 +234,29 @@ class BegunEffect:
             )
 
 
+class Place(NamedTuple):
+    """Where an effect stands in a run: its idempotency key, and its position among the steps."""
+
+    key: str
+    position: str
+
+
+def _place(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], call_index: int | None = None) -> Place:
+    return Place(_key(meta, parent, arguments, call_index), next_position(parent))
+
+
+def _is_replayed(meta: EffectMeta, place: Place, begun: pb.BeginEffectResponse) -> bool:
+    """Whether an effect is the recorded one of this call; keys of the user's own may be used again in a run."""
+    if begun.idempotency_key != place.key:
+        return False
+    return meta.key_from is None or not (place.position and begun.position) or place.position == begun.position
+
+
+def _recorded_request(call: EffectCall) -> str:
+    found = call_with_retry(call.run.client.get_effect, run_id=call.run_id, idempotency_key=call.idempotency_key)
+    return str(found.effect.request_json)
+
+
 def _key(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], call_index: int | None = None) -> str:
     """The idempotency key: from `key_from`, or from the position of the call in the run, as the server builds it."""
     if meta.key_from is not None:
@@ -215,30 +270,13 @@ def _key(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], call_i
 
 # ── compensation ─────────────────────────────────────────────────────────────────────────────────
 
-_NOT_YET = object()
 
-
-def _register_compensation(call: EffectCall, arguments: dict[str, Any], result: Any = _NOT_YET) -> None:
+def _register_compensation(call: EffectCall, arguments: dict[str, Any], result: Any = NOT_YET) -> None:
     """Register the compensation of an effect: before the call, so that no crash can lose it; if its payload depends on
     the result, between the call and the confirmation."""
-    declared = get_tool_compensator(call.tool_name)
-    if declared is None:
-        return
-    make_payload = declared["compensation_payload"]
-    if (make_payload is not None and names(make_payload, "result")) == (result is _NOT_YET):
-        return
-    payload = arguments
-    if make_payload is not None:
-        offered = {**arguments, "args": arguments, "idempotency_key": call.idempotency_key, "result": result}
-        payload = finish(call_offering(make_payload, offered, arguments))
-    call.run.settle(
-        call.run.client.register_compensation,
-        effect_key=call.idempotency_key,
-        kind=_kind_of(declared["fn"]),
-        payload_json=_to_json(payload, f"The compensation payload of {call.tool_name!r}"),
-        compensator_ref=declared["compensator_ref"],
-        max_attempts=declared["max_attempts"],
-    )
+    wanted = compensation_of(call.tool_name, call.idempotency_key, arguments, result)
+    if wanted is not None:
+        call.run.settle(call.run.client.register_compensation, **wanted)
 
 
 def _drop_compensation(call: EffectCall, reason: str) -> None:
@@ -273,9 +311,9 @@ def is_begun(call: EffectCall, meta: EffectMeta) -> bool:
 def perform(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], body: Body) -> Any:
     """Perform an effect within a run."""
     if meta.dispatch == "outbox":
-        key = _key(meta, parent, arguments)
+        place = _place(meta, parent, arguments)
         with within(parent):
-            return _send(meta, parent, arguments, body(parent), key)
+            return _send(meta, parent, arguments, body(parent), place)
     begun_effect = BegunEffect.begin(meta, parent, arguments)
     if not begun_effect.is_to_be_performed:
         return begun_effect.outcome()
@@ -293,12 +331,15 @@ def perform(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], bod
 async def perform_async(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], body: Body) -> Any:
     """`perform` for a coroutine function."""
     # Concurrent calls are numbered in the order in which they were made, also when the run is resumed.
-    key = _key(meta, parent, arguments)
-    if meta.dispatch == "outbox":
-        with within(parent):
-            request = await body(parent)
-        return await asyncio.to_thread(_send, meta, parent, arguments, request, key)
-    begun_effect = await asyncio.to_thread(BegunEffect.begin, meta, parent, arguments, key=key)
+    place = _place(meta, parent, arguments)
+    try:
+        if meta.dispatch == "outbox":
+            with within(parent):
+                request = await body(parent)
+            return await asyncio.to_thread(_send, meta, parent, arguments, request, place)
+        begun_effect = await asyncio.to_thread(BegunEffect.begin, meta, parent, arguments, place=place)
+    except RunChanged as change:
+        raise locate(change) from None
     if not begun_effect.is_to_be_performed:
         return begun_effect.outcome()
     begun_effect.call.is_entered = True
@@ -312,10 +353,10 @@ async def perform_async(meta: EffectMeta, parent: EffectCall, arguments: dict[st
     return await finish_in_thread(begun_effect.confirm, result)
 
 
-def _send(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], request: Any, key: str) -> Any:
+def _send(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], request: Any, place: Place) -> Any:
     """Put a prepared request into the outbox; returns its outcome if there is one already."""
     request_json = _to_json(arguments if request is None else request, f"The request of {meta.name!r}")
-    return BegunEffect._begin(meta, parent, arguments, request_json, key).outcome()
+    return BegunEffect._begin(meta, parent, arguments, request_json, place).outcome()
 
 
 def attempt(meta: EffectMeta, act: Callable[[], Any]) -> Any:
@@ -350,10 +391,6 @@ def _from_json(text: str, kind: Any) -> Any:
     except (TypeError, msgspec.ValidationError):
         # The return type cannot be rebuilt from JSON: callers get the plain form.
         return msgspec.json.decode(text)
-
-
-def _kind_of(compensator: Callable[..., Any]) -> str:
-    return getattr(compensator, "__name__", "") or compensator_ref_of(compensator)
 
 
 def _failure(tool: str, error_json: str) -> EffectFailed:

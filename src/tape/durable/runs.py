@@ -12,7 +12,7 @@ import contextvars
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -23,11 +23,14 @@ from tape.client.channel import DEFAULT_URL
 from tape.client.sync import TapeClient
 from tape.durable.budgets import Budget
 from tape.durable.callback_arguments import finish
+from tape.durable.change_detection import StepCheck, StepCursor, check_of, check_on_change, locate, next_position
+from tape.durable.digest import DigestOption, check_option, digest_of
 from tape.durable.effect_call import EffectCall, RunHandle, within
 from tape.durable.interruptions import ends_run, find_interruption
 from tape.durable.lease import DEFAULT_TTL_MS, RunLease
 from tape.durable.server_retry import call_with_retry
-from tape.errors import BudgetExceeded, IllegalTransition, LeaseHeld, RunEnded
+from tape.durable.versions import version
+from tape.errors import BudgetExceeded, IllegalTransition, LeaseHeld, RunChanged, RunEnded
 from tape.model.payload import to_json
 from tape.proto import tape_pb2 as pb
 
@@ -37,6 +40,16 @@ _LEASE_POLL = RetryPolicy(
 
 # Recovery leases a run before it calls the recovery function: the run it resumes adopts that lease owner.
 adopted_owner: contextvars.ContextVar[str] = contextvars.ContextVar("tape_adopted_owner", default="")
+
+
+class _DecisionStep(NamedTuple):
+    """A decision that is about to be made: its index, its position among the steps, and what it is asked with."""
+
+    decision_index: int
+    position: str
+    digest: str
+    request_json: str
+    on_change: str
 
 
 class DurableRun:
@@ -55,7 +68,9 @@ class DurableRun:
         budget: Budget | None,
         lease_ttl_ms: int,
         lease_wait_s: float,
+        on_change: str = "stop",
     ) -> None:
+        self._on_change = check_on_change(on_change, "durable_run") or "stop"
         self._identity = identity
         self._lease_ttl_ms = lease_ttl_ms
         self._lease_wait_s = lease_wait_s
@@ -70,6 +85,7 @@ class DurableRun:
 
     def __enter__(self) -> DurableRun:
         self._begin()
+        self._tape_call.run.cursor = StepCursor(is_resumed=self.resumed)
         self._within = within(self._tape_call)
         self._within.__enter__()
         return self
@@ -80,6 +96,7 @@ class DurableRun:
 
     async def __aenter__(self) -> DurableRun:
         await asyncio.to_thread(self._begin)
+        self._tape_call.run.cursor = StepCursor(is_resumed=self.resumed)
         self._within = within(self._tape_call)
         self._within.__enter__()
         return self
@@ -98,6 +115,7 @@ class DurableRun:
             ids = ("app_name", "user_id", "session_id", "invocation_id")
             handle = RunHandle(client, begun.run_id, owner, *(self._identity[name] for name in ids))
             handle.budget = self._budget
+            handle.on_change = self._on_change
             self._tape_call = EffectCall(handle)
             self.resumed = begun.resumed
             if begun.status in (pb.RUN_STATUS_TERMINAL, pb.RUN_STATUS_STUCK):
@@ -178,11 +196,18 @@ class DurableRun:
         request: Any = None,
         rationale: str = "",
         policy_version: str = "",
+        on_change: str = "",
+        digest: DigestOption = None,
     ) -> Any:
-        """The next decision: calls `make()` once and records the result; a resumed run gets the recorded one."""
-        if (known := self._next_decision()).found:
+        """The next decision: calls `make()` once and records the result; a resumed run gets the recorded one.
+
+        A resumed run compares `request` with the record: `on_change` is `stop`, `warn` or `accept` (default: that of
+        the run), and `digest` names the fields that are not compared, or is a function of the request.
+        """
+        step = self._next_step(request, on_change, digest)
+        if (known := self._recorded_decision(step)).found:
             return _decided(known.decision)
-        return self._record_decision(finish(make()), model, request, rationale, policy_version)
+        return self._record_decision(finish(make()), model, rationale, policy_version, step)
 
     async def decide_async(
         self,
@@ -192,28 +217,79 @@ class DurableRun:
         request: Any = None,
         rationale: str = "",
         policy_version: str = "",
+        on_change: str = "",
+        digest: DigestOption = None,
     ) -> Any:
         """`decide` for a coroutine function, such as a call of a model."""
-        if (known := await asyncio.to_thread(self._next_decision)).found:
+        step = self._next_step(request, on_change, digest)
+        try:
+            known = await asyncio.to_thread(self._recorded_decision, step)
+        except RunChanged as change:
+            raise locate(change) from None
+        if known.found:
             return _decided(known.decision)
         made = await make()
-        return await asyncio.to_thread(self._record_decision, made, model, request, rationale, policy_version)
+        return await asyncio.to_thread(self._record_decision, made, model, rationale, policy_version, step)
 
-    def _next_decision(self) -> pb.GetDecisionResponse:
+    def version(self, name: str, newest: int, *, lowest: int = 1) -> int:
+        """Which version of a deliberate change of the code this run has: a new run records the newest.
+
+        A run keeps the version that it recorded. A run that passed this point before the call existed gets the lowest.
+        Raises RunChanged if that is not between `lowest` and `newest`: the code no longer knows it, or not yet.
+        """
+        return version(self._tape_call, name, newest, lowest)
+
+    def _next_step(self, request: Any, on_change: str, digest: DigestOption) -> _DecisionStep:
         call = self._tape_call
         call.decision_index += 1
-        found: pb.GetDecisionResponse = call.run.call(self.client.get_decision, decision_index=call.decision_index)
+        check_on_change(on_change, "decide")
+        option = check_option(digest, "decide")
+        return _DecisionStep(
+            call.decision_index,
+            next_position(call),
+            "" if request is None else digest_of(request, option),
+            "" if request is None else to_json(request),
+            on_change,
+        )
+
+    def _recorded_decision(self, step: _DecisionStep) -> pb.GetDecisionResponse:
+        call = self._tape_call
+        check = StepCheck(
+            call,
+            f"the decision {step.decision_index}",
+            on_change=step.on_change,
+            position=step.position,
+            digest=step.digest,
+            asked=step.request_json,
+        )
+        found: pb.GetDecisionResponse = call.run.call(
+            self.client.get_decision,
+            decision_index=step.decision_index,
+            position=step.position if check_of(call, step.on_change, step.position) else "",
+        )
+        if found.found:
+            record = found.decision
+            check.compare(
+                seq=record.seq,
+                digest=record.digest,
+                position=record.position,
+                recorded_json=lambda: record.request_json,
+            )
+        else:
+            check.is_new(found.displaced)
         return found
 
-    def _record_decision(self, made: Any, model: str, request: Any, rationale: str, policy_version: str) -> Any:
+    def _record_decision(self, made: Any, model: str, rationale: str, policy_version: str, step: _DecisionStep) -> Any:
         recorded = self._tape_call.run.call(
             self.client.record_decision,
-            decision_index=self._tape_call.decision_index,
+            decision_index=step.decision_index,
             model=model,
-            request_json="" if request is None else to_json(request),
+            request_json=step.request_json,
             response_json=to_json({"decision": made}),
             rationale=rationale,
             policy_version=policy_version,
+            digest=step.digest,
+            position=step.position,
         )
         return _decided(recorded)
 
@@ -251,12 +327,16 @@ def durable_run(
     agent_id: str = "",
     scopes: Sequence[str] | None = None,
     labels: Mapping[str, str] | None = None,
+    on_change: str = "stop",
 ) -> DurableRun:
     """Begin or resume a run in a `with` block; app, user, session and invocation identify it.
 
     Without an `invocation_id` it is a new run each time. A `client` of yours should have a `lease_owner`.
     Raises RunEnded if the run has ended, and LeaseHeld if another process has leased it. The lease of a process that
     died expires after its `lease_ttl_ms`; `lease_wait_s` waits for that.
+
+    `on_change` says what happens when the code asks for something else than the run has recorded: `stop` raises
+    RunChanged, `warn` logs it, `accept` uses the record.
     """
     identity = {
         "app_name": app_name,
@@ -272,7 +352,13 @@ def durable_run(
         "labels": labels,
     }
     return DurableRun(
-        identity, url=url, client=client, budget=budget, lease_ttl_ms=lease_ttl_ms, lease_wait_s=lease_wait_s
+        identity,
+        url=url,
+        client=client,
+        budget=budget,
+        lease_ttl_ms=lease_ttl_ms,
+        lease_wait_s=lease_wait_s,
+        on_change=on_change,
     )
 
 

@@ -54,6 +54,15 @@ class DispatchCertainty(IntEnum):
     UNKNOWN = 2
 
 
+class ChangeCheck(IntEnum):
+    """What to do with a new effect at a position where the run has recorded another step."""
+
+    UNSPECIFIED = 0
+    STOP = 1
+    REPORT = 2
+    PEEK = 3
+
+
 class Resolution(IntEnum):
     """What looking at the outside world showed about an effect."""
 

@@ -40,6 +40,13 @@ class EffectDispatchMode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EFFECT_DISPATCH_MODE_INLINE: _ClassVar[EffectDispatchMode]
     EFFECT_DISPATCH_MODE_OUTBOX: _ClassVar[EffectDispatchMode]
 
+class ChangeCheck(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CHANGE_CHECK_UNSPECIFIED: _ClassVar[ChangeCheck]
+    CHANGE_CHECK_STOP: _ClassVar[ChangeCheck]
+    CHANGE_CHECK_REPORT: _ClassVar[ChangeCheck]
+    CHANGE_CHECK_PEEK: _ClassVar[ChangeCheck]
+
 class DispatchCertainty(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     DISPATCH_CERTAINTY_UNSPECIFIED: _ClassVar[DispatchCertainty]
@@ -107,6 +114,10 @@ EFFECT_SEMANTICS_OBSERVE_ONLY: EffectSemantics
 EFFECT_DISPATCH_MODE_UNSPECIFIED: EffectDispatchMode
 EFFECT_DISPATCH_MODE_INLINE: EffectDispatchMode
 EFFECT_DISPATCH_MODE_OUTBOX: EffectDispatchMode
+CHANGE_CHECK_UNSPECIFIED: ChangeCheck
+CHANGE_CHECK_STOP: ChangeCheck
+CHANGE_CHECK_REPORT: ChangeCheck
+CHANGE_CHECK_PEEK: ChangeCheck
 DISPATCH_CERTAINTY_UNSPECIFIED: DispatchCertainty
 DISPATCH_CERTAINTY_FAILED: DispatchCertainty
 DISPATCH_CERTAINTY_UNKNOWN: DispatchCertainty
@@ -352,7 +363,7 @@ class JournalGap(_message.Message):
     def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class RecordDecisionRequest(_message.Message):
-    __slots__ = ("run_id", "decision_index", "model", "request_json", "response_json", "rationale", "policy_version")
+    __slots__ = ("run_id", "decision_index", "model", "request_json", "response_json", "rationale", "policy_version", "digest", "position")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     DECISION_INDEX_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -360,6 +371,8 @@ class RecordDecisionRequest(_message.Message):
     RESPONSE_JSON_FIELD_NUMBER: _ClassVar[int]
     RATIONALE_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     decision_index: int
     model: str
@@ -367,10 +380,12 @@ class RecordDecisionRequest(_message.Message):
     response_json: str
     rationale: str
     policy_version: str
-    def __init__(self, run_id: _Optional[str] = ..., decision_index: _Optional[int] = ..., model: _Optional[str] = ..., request_json: _Optional[str] = ..., response_json: _Optional[str] = ..., rationale: _Optional[str] = ..., policy_version: _Optional[str] = ...) -> None: ...
+    digest: str
+    position: str
+    def __init__(self, run_id: _Optional[str] = ..., decision_index: _Optional[int] = ..., model: _Optional[str] = ..., request_json: _Optional[str] = ..., response_json: _Optional[str] = ..., rationale: _Optional[str] = ..., policy_version: _Optional[str] = ..., digest: _Optional[str] = ..., position: _Optional[str] = ...) -> None: ...
 
 class DecisionRecord(_message.Message):
-    __slots__ = ("run_id", "seq", "decision_index", "model", "request_json", "response_json", "rationale", "policy_version", "ts_ms")
+    __slots__ = ("run_id", "seq", "decision_index", "model", "request_json", "response_json", "rationale", "policy_version", "ts_ms", "digest", "position")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     DECISION_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -380,6 +395,8 @@ class DecisionRecord(_message.Message):
     RATIONALE_FIELD_NUMBER: _ClassVar[int]
     POLICY_VERSION_FIELD_NUMBER: _ClassVar[int]
     TS_MS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     seq: int
     decision_index: int
@@ -389,26 +406,32 @@ class DecisionRecord(_message.Message):
     rationale: str
     policy_version: str
     ts_ms: int
-    def __init__(self, run_id: _Optional[str] = ..., seq: _Optional[int] = ..., decision_index: _Optional[int] = ..., model: _Optional[str] = ..., request_json: _Optional[str] = ..., response_json: _Optional[str] = ..., rationale: _Optional[str] = ..., policy_version: _Optional[str] = ..., ts_ms: _Optional[int] = ...) -> None: ...
+    digest: str
+    position: str
+    def __init__(self, run_id: _Optional[str] = ..., seq: _Optional[int] = ..., decision_index: _Optional[int] = ..., model: _Optional[str] = ..., request_json: _Optional[str] = ..., response_json: _Optional[str] = ..., rationale: _Optional[str] = ..., policy_version: _Optional[str] = ..., ts_ms: _Optional[int] = ..., digest: _Optional[str] = ..., position: _Optional[str] = ...) -> None: ...
 
 class GetDecisionRequest(_message.Message):
-    __slots__ = ("run_id", "decision_index")
+    __slots__ = ("run_id", "decision_index", "position")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     DECISION_INDEX_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     decision_index: int
-    def __init__(self, run_id: _Optional[str] = ..., decision_index: _Optional[int] = ...) -> None: ...
+    position: str
+    def __init__(self, run_id: _Optional[str] = ..., decision_index: _Optional[int] = ..., position: _Optional[str] = ...) -> None: ...
 
 class GetDecisionResponse(_message.Message):
-    __slots__ = ("found", "decision")
+    __slots__ = ("found", "decision", "displaced")
     FOUND_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
+    DISPLACED_FIELD_NUMBER: _ClassVar[int]
     found: bool
     decision: DecisionRecord
-    def __init__(self, found: bool = ..., decision: _Optional[_Union[DecisionRecord, _Mapping]] = ...) -> None: ...
+    displaced: str
+    def __init__(self, found: bool = ..., decision: _Optional[_Union[DecisionRecord, _Mapping]] = ..., displaced: _Optional[str] = ...) -> None: ...
 
 class BeginEffectRequest(_message.Message):
-    __slots__ = ("run_id", "decision_index", "tool_name", "call_index", "request_json", "custom_key", "semantics", "dispatch_mode", "business_key", "connector", "scope")
+    __slots__ = ("run_id", "decision_index", "tool_name", "call_index", "request_json", "custom_key", "semantics", "dispatch_mode", "business_key", "connector", "scope", "digest", "position", "change_check", "after_seq")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     DECISION_INDEX_FIELD_NUMBER: _ClassVar[int]
     TOOL_NAME_FIELD_NUMBER: _ClassVar[int]
@@ -420,6 +443,10 @@ class BeginEffectRequest(_message.Message):
     BUSINESS_KEY_FIELD_NUMBER: _ClassVar[int]
     CONNECTOR_FIELD_NUMBER: _ClassVar[int]
     SCOPE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    CHANGE_CHECK_FIELD_NUMBER: _ClassVar[int]
+    AFTER_SEQ_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     decision_index: int
     tool_name: str
@@ -431,10 +458,14 @@ class BeginEffectRequest(_message.Message):
     business_key: str
     connector: str
     scope: str
-    def __init__(self, run_id: _Optional[str] = ..., decision_index: _Optional[int] = ..., tool_name: _Optional[str] = ..., call_index: _Optional[int] = ..., request_json: _Optional[str] = ..., custom_key: _Optional[str] = ..., semantics: _Optional[_Union[EffectSemantics, str]] = ..., dispatch_mode: _Optional[_Union[EffectDispatchMode, str]] = ..., business_key: _Optional[str] = ..., connector: _Optional[str] = ..., scope: _Optional[str] = ...) -> None: ...
+    digest: str
+    position: str
+    change_check: ChangeCheck
+    after_seq: int
+    def __init__(self, run_id: _Optional[str] = ..., decision_index: _Optional[int] = ..., tool_name: _Optional[str] = ..., call_index: _Optional[int] = ..., request_json: _Optional[str] = ..., custom_key: _Optional[str] = ..., semantics: _Optional[_Union[EffectSemantics, str]] = ..., dispatch_mode: _Optional[_Union[EffectDispatchMode, str]] = ..., business_key: _Optional[str] = ..., connector: _Optional[str] = ..., scope: _Optional[str] = ..., digest: _Optional[str] = ..., position: _Optional[str] = ..., change_check: _Optional[_Union[ChangeCheck, str]] = ..., after_seq: _Optional[int] = ...) -> None: ...
 
 class BeginEffectResponse(_message.Message):
-    __slots__ = ("seq", "idempotency_key", "status", "response_json", "error_json", "existing", "run_id")
+    __slots__ = ("seq", "idempotency_key", "status", "response_json", "error_json", "existing", "run_id", "digest", "position", "displaced")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
@@ -442,6 +473,9 @@ class BeginEffectResponse(_message.Message):
     ERROR_JSON_FIELD_NUMBER: _ClassVar[int]
     EXISTING_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    DISPLACED_FIELD_NUMBER: _ClassVar[int]
     seq: int
     idempotency_key: str
     status: EffectStatus
@@ -449,7 +483,10 @@ class BeginEffectResponse(_message.Message):
     error_json: str
     existing: bool
     run_id: str
-    def __init__(self, seq: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., status: _Optional[_Union[EffectStatus, str]] = ..., response_json: _Optional[str] = ..., error_json: _Optional[str] = ..., existing: bool = ..., run_id: _Optional[str] = ...) -> None: ...
+    digest: str
+    position: str
+    displaced: str
+    def __init__(self, seq: _Optional[int] = ..., idempotency_key: _Optional[str] = ..., status: _Optional[_Union[EffectStatus, str]] = ..., response_json: _Optional[str] = ..., error_json: _Optional[str] = ..., existing: bool = ..., run_id: _Optional[str] = ..., digest: _Optional[str] = ..., position: _Optional[str] = ..., displaced: _Optional[str] = ...) -> None: ...
 
 class CompleteEffectRequest(_message.Message):
     __slots__ = ("run_id", "idempotency_key", "status", "response_json", "error_json")
@@ -496,7 +533,7 @@ class ReconcileEffectRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., resolved_status: _Optional[_Union[EffectStatus, str]] = ..., response_json: _Optional[str] = ..., error_json: _Optional[str] = ...) -> None: ...
 
 class EffectRecord(_message.Message):
-    __slots__ = ("run_id", "seq", "decision_index", "tool_name", "idempotency_key", "status", "request_json", "response_json", "error_json", "ts_ms", "semantics", "dispatch_mode", "business_key", "connector", "dispatch_attempts", "next_dispatch_at_ms", "external_ref", "dispatch_claimed_by", "dispatch_claim_expires_at_ms", "last_dispatch_error", "scope", "dispatch_certainty")
+    __slots__ = ("run_id", "seq", "decision_index", "tool_name", "idempotency_key", "status", "request_json", "response_json", "error_json", "ts_ms", "semantics", "dispatch_mode", "business_key", "connector", "dispatch_attempts", "next_dispatch_at_ms", "external_ref", "dispatch_claimed_by", "dispatch_claim_expires_at_ms", "last_dispatch_error", "scope", "dispatch_certainty", "digest", "position")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     DECISION_INDEX_FIELD_NUMBER: _ClassVar[int]
@@ -519,6 +556,8 @@ class EffectRecord(_message.Message):
     LAST_DISPATCH_ERROR_FIELD_NUMBER: _ClassVar[int]
     SCOPE_FIELD_NUMBER: _ClassVar[int]
     DISPATCH_CERTAINTY_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     seq: int
     decision_index: int
@@ -541,7 +580,9 @@ class EffectRecord(_message.Message):
     last_dispatch_error: str
     scope: str
     dispatch_certainty: DispatchCertainty
-    def __init__(self, run_id: _Optional[str] = ..., seq: _Optional[int] = ..., decision_index: _Optional[int] = ..., tool_name: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., status: _Optional[_Union[EffectStatus, str]] = ..., request_json: _Optional[str] = ..., response_json: _Optional[str] = ..., error_json: _Optional[str] = ..., ts_ms: _Optional[int] = ..., semantics: _Optional[_Union[EffectSemantics, str]] = ..., dispatch_mode: _Optional[_Union[EffectDispatchMode, str]] = ..., business_key: _Optional[str] = ..., connector: _Optional[str] = ..., dispatch_attempts: _Optional[int] = ..., next_dispatch_at_ms: _Optional[int] = ..., external_ref: _Optional[str] = ..., dispatch_claimed_by: _Optional[str] = ..., dispatch_claim_expires_at_ms: _Optional[int] = ..., last_dispatch_error: _Optional[str] = ..., scope: _Optional[str] = ..., dispatch_certainty: _Optional[_Union[DispatchCertainty, str]] = ...) -> None: ...
+    digest: str
+    position: str
+    def __init__(self, run_id: _Optional[str] = ..., seq: _Optional[int] = ..., decision_index: _Optional[int] = ..., tool_name: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., status: _Optional[_Union[EffectStatus, str]] = ..., request_json: _Optional[str] = ..., response_json: _Optional[str] = ..., error_json: _Optional[str] = ..., ts_ms: _Optional[int] = ..., semantics: _Optional[_Union[EffectSemantics, str]] = ..., dispatch_mode: _Optional[_Union[EffectDispatchMode, str]] = ..., business_key: _Optional[str] = ..., connector: _Optional[str] = ..., dispatch_attempts: _Optional[int] = ..., next_dispatch_at_ms: _Optional[int] = ..., external_ref: _Optional[str] = ..., dispatch_claimed_by: _Optional[str] = ..., dispatch_claim_expires_at_ms: _Optional[int] = ..., last_dispatch_error: _Optional[str] = ..., scope: _Optional[str] = ..., dispatch_certainty: _Optional[_Union[DispatchCertainty, str]] = ..., digest: _Optional[str] = ..., position: _Optional[str] = ...) -> None: ...
 
 class ListEffectsToDispatchRequest(_message.Message):
     __slots__ = ("now_ms", "limit", "connector")

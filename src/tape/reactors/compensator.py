@@ -16,7 +16,8 @@ from tape.client.sync import TapeClient
 from tape.connectors.base import CompensationResult, EffectConnector, ObservationResult, call_compensate, described, get
 from tape.connectors.effect_dispatcher import DEFAULT_LEASE_MS, LONGEST_ERROR, record_observation, recordable
 from tape.connectors.templates import content_of
-from tape.durable.callback_arguments import call_offering
+from tape.durable.callback_arguments import call_naming
+from tape.durable.compensators import offered_to_compensator
 from tape.durable.registry import get_compensator, get_tool_compensator
 from tape.durable.server_retry import call_with_retry
 from tape.errors import IllegalTransition, LeaseHeld
@@ -226,14 +227,10 @@ def _effect_of(obligation: Any, client: TapeClient) -> pb.EffectRecord | None:
 def _call(fn: Callable[..., Any], obligation: Any, effect: pb.EffectRecord | None) -> Any:
     payload = content_of(obligation.payload_json)
     arguments = content_of(effect.request_json) if effect is not None else {}
-    fields = {**(arguments if isinstance(arguments, dict) else {}), **(payload if isinstance(payload, dict) else {})}
+    result = content_of(effect.response_json) if effect is not None and effect.response_json else None
     is_duplicate = obligation.act.startswith(DUPLICATE)
     external_ref = obligation.act.removeprefix(DUPLICATE) if is_duplicate else effect.external_ref if effect else ""
-    offered = {
-        **fields,
-        "args": arguments,
-        "payload": payload,
-        "result": content_of(effect.response_json) if effect is not None and effect.response_json else None,
+    facts = {
         "idempotency_key": obligation.effect_key,
         "business_key": effect.business_key if effect is not None else "",
         "external_ref": external_ref,
@@ -241,7 +238,7 @@ def _call(fn: Callable[..., Any], obligation: Any, effect: pb.EffectRecord | Non
         "effect": effect,
         "obligation": obligation,
     }
-    return call_offering(fn, offered, payload)
+    return call_naming(fn, offered_to_compensator(arguments, payload, result, facts), payload)
 
 
 def _report(obligation: Any, outcome: str, reason: str) -> Report:

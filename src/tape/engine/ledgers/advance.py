@@ -14,12 +14,13 @@ import msgspec
 
 from tape.base.telemetry.tracing import NO_TRACE, Trace
 from tape.engine.ledgers import effects, runs
+from tape.engine.ledgers.effects import Begun as Begun
 from tape.engine.ledgers.effects import Denied, Effect
 from tape.engine.ledgers.run_record import COLUMNS, Run
 from tape.errors import TapeError
 from tape.journal.appender import Appender
 from tape.model.entry import Draft
-from tape.model.ledger_states import DispatchMode, EffectStatus, RunStatus
+from tape.model.ledger_states import ChangeCheck, DispatchMode, EffectStatus, RunStatus
 from tape.model.principal import SYSTEM, Principal
 from tape.store import Transaction
 from tape.store.records import load_all, row_of
@@ -51,6 +52,8 @@ class Move(msgspec.Struct, frozen=True):
     lease_ms: int = 0
     complete: tuple[Completion, ...] = ()
     begin: Effect | None = None
+    change_check: ChangeCheck = ChangeCheck.UNSPECIFIED
+    after_seq: int = 0
     end: Ending | None = None
     trace: Trace = NO_TRACE
     principal: Principal = SYSTEM
@@ -59,19 +62,13 @@ class Move(msgspec.Struct, frozen=True):
 
     @property
     def is_usual(self) -> bool:
-        """Whether `advance_many` can be asked: nothing is undone, nothing needs a permission or the outbox."""
+        """Whether `advance_many` can be asked: nothing is undone, compared, put into the outbox or permitted."""
         begun = self.begin
-        return (self.end is None or self.end.status == RunStatus.TERMINAL) and (
-            begun is None
-            or not (begun.scope or begun.business_key or begun.connector or begun.dispatch_mode != DispatchMode.INLINE)
+        if self.change_check or (self.end is not None and self.end.status != RunStatus.TERMINAL):
+            return False
+        return begun is None or not (
+            begun.scope or begun.business_key or begun.connector or begun.dispatch_mode != DispatchMode.INLINE
         )
-
-
-class Begun(msgspec.Struct, frozen=True):
-    """The effect that a move begins; one that `existed` has its outcome."""
-
-    effect: Effect
-    existed: bool
 
 
 class Unusual:
@@ -98,7 +95,17 @@ def advance(tx: Transaction, move: Move) -> Begun | Denied | None:
             owner=owner,
             trace=trace,
         )
-    begun = effects.begin(tx, move.begin, owner=owner, caller=caller, trace=trace) if move.begin is not None else None
+    begun = None
+    if move.begin is not None:
+        begun = effects.begin(
+            tx,
+            move.begin,
+            owner=owner,
+            caller=caller,
+            trace=trace,
+            change_check=move.change_check,
+            after_seq=move.after_seq,
+        )
     if move.end is not None:
         runs.end(
             tx,
@@ -110,7 +117,7 @@ def advance(tx: Transaction, move: Move) -> Begun | Denied | None:
             may_end_parked=False,
             trace=trace,
         )
-    return begun if begun is None or isinstance(begun, Denied) else Begun(*begun)
+    return begun
 
 
 Result = Begun | TapeError | Unusual | None

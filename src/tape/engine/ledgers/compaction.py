@@ -67,8 +67,8 @@ def compact(tx: Transaction, run_id: str, *, ignore_unowed: bool = False, trace:
 
 
 _TEXTS = {
-    "tape_decisions": ("request_json", "response_json", "rationale"),
-    "tape_effects": ("request_json", "response_json", "error_json"),
+    "tape_decisions": ("request_json", "response_json", "rationale", "digest"),
+    "tape_effects": ("request_json", "response_json", "error_json", "digest"),
 }
 
 

@@ -23,6 +23,9 @@ class Decision(Record, frozen=True):
     rationale: str
     policy_version: str
     ts_ms: int
+    # What it was asked for with, and where it stands in the run; "" if the client does not say.
+    digest: str = ""
+    position: str = ""
 
 
 _COLUMNS = columns(Decision)

@@ -13,13 +13,14 @@ import msgspec
 
 from tape.base.clock import now_ms
 from tape.base.telemetry.tracing import NO_TRACE, Trace
-from tape.engine.ledgers import obligations, runs
+from tape.engine.ledgers import obligations, runs, steps
 from tape.engine.ledgers.due_times import due_condition, due_parameters, is_due
 from tape.engine.ledgers.run_record import Run
-from tape.errors import IllegalTransition, InvalidInput, LeaseHeld, NotFound, ScopeDenied
+from tape.errors import IllegalTransition, InvalidInput, LeaseHeld, NotFound, RunChanged, RunRefused, ScopeDenied
 from tape.model import subject
 from tape.model.entry import check_id
 from tape.model.ledger_states import (
+    ChangeCheck,
     DispatchCertainty,
     DispatchMode,
     EffectSemantics,
@@ -81,6 +82,9 @@ class Effect(Record, frozen=True):
     dispatch_certainty: DispatchCertainty = DispatchCertainty.UNSPECIFIED
     # The run's, where a business key has to be unique in it.
     tenant: str = ""
+    # What it was begun with, and where it stands in the run; "" if the client does not say.
+    digest: str = ""
+    position: str = ""
 
 
 _COLUMNS = columns(Effect)
@@ -118,8 +122,17 @@ class Denied(msgspec.Struct, frozen=True):
     error: ScopeDenied
 
 
+class Begun(msgspec.Struct, frozen=True):
+    """An effect that was begun; one that `existed` has its outcome. `displaced` is what the run recorded there."""
+
+    effect: Effect
+    existed: bool
+    displaced: str = ""
+
+
 def check(wanted: Effect) -> None:
     """Raise if no run could begin this effect."""
+    steps.check_step(wanted.digest, wanted.position)
     if not wanted.tool_name:
         raise InvalidInput("tool_name is empty.")
     for name in ("tool_name", "idempotency_key", "business_key", "connector", "scope"):
@@ -137,11 +150,18 @@ def check(wanted: Effect) -> None:
 
 
 def begin(
-    tx: Transaction, wanted: Effect, *, owner: str = "", caller: str = "", trace: Trace = NO_TRACE
-) -> tuple[Effect, bool] | Denied:
-    """Begin an effect before its execution. If it exists already, that effect with its outcome and True.
+    tx: Transaction,
+    wanted: Effect,
+    *,
+    owner: str = "",
+    caller: str = "",
+    trace: Trace = NO_TRACE,
+    change_check: ChangeCheck = ChangeCheck.UNSPECIFIED,
+    after_seq: int = 0,
+) -> Begun | Denied:
+    """Begin an effect before its execution. If it exists already, that effect with its outcome.
 
-    Raises RunRefused if the run is parked, cancelled or ended.
+    Raises RunRefused if the run is parked, cancelled or ended, or has recorded another step there.
     """
     run = runs.get_writable(tx, wanted.run_id, owner, caller)
     if wanted.scope and wanted.scope not in run.scopes:
@@ -150,14 +170,34 @@ def begin(
         wanted = msgspec.structs.replace(wanted, tenant=run.tenant)
     existing = find(tx, run.run_id, wanted.idempotency_key) or _same_business(tx, wanted)
     if existing is not None:
-        return existing, True
+        return Begun(existing, existed=True)
     runs.check_acting(run)
+    displaced = _displaced(tx, wanted, change_check, after_seq)
+    if change_check == ChangeCheck.PEEK:
+        wanted = msgspec.structs.replace(wanted, position="")
     entry = runs.journal(tx, run, *describe_begin(wanted), trace)
     # The journal's time never goes back: after the clock was ahead, it is later than now.
     due = min(entry.ts_ms, now_ms()) if wanted.dispatch_mode == DispatchMode.OUTBOX else 0
     effect = msgspec.structs.replace(wanted, seq=entry.seq, ts_ms=entry.ts_ms, next_dispatch_at_ms=due)
     insert(tx, "tape_effects", effect)
-    return effect, False
+    return Begun(effect, existed=False, displaced=displaced)
+
+
+def _displaced(tx: Transaction, wanted: Effect, change_check: ChangeCheck, after_seq: int) -> str:
+    """The step that the run has recorded where a new effect is to begin; raises RunChanged if the client asks so."""
+    if change_check == ChangeCheck.UNSPECIFIED:
+        return ""
+    if change_check == ChangeCheck.PEEK:
+        return steps.describe_after(tx, wanted.run_id, after_seq)
+    displaced = steps.describe_at(tx, wanted.run_id, wanted.position)
+    if displaced and change_check == ChangeCheck.STOP:
+        raise RunRefused(
+            RunChanged(
+                f"At position {wanted.position} the run {wanted.run_id!r} recorded {displaced}, and not"
+                f" {wanted.tool_name!r}, which is begun there now."
+            )
+        )
+    return displaced
 
 
 def describe_begin(wanted: Effect) -> tuple[str, dict[str, Any]]:

@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import Sequence
 
 from tape.base.telemetry.tracing import Trace, parse_traceparent
-from tape.engine.ledgers.advance import Begun, Completion, Ending, Move, Unusual, advance, advance_many
-from tape.engine.ledgers.effects import Denied, completed_status
+from tape.engine.ledgers.advance import Completion, Ending, Move, Unusual, advance, advance_many
+from tape.engine.ledgers.effects import Begun, Denied, completed_status
 from tape.engine.reactions.registry import qualify_reaction
 from tape.errors import InvalidInput, TapeError
 from tape.journal.journal import Journal
 from tape.model.entry import check_id
+from tape.model.ledger_states import ChangeCheck, parse
 from tape.model.principal import current_principal
 from tape.proto import tape_pb2 as pb
 from tape.server.grpc.checks import check_texts
@@ -89,6 +90,8 @@ class AdvanceService:
                 for each in request.complete
             ),
             begin=wanted_effect(request.begin, self._max_bytes) if request.HasField("begin") else None,
+            change_check=parse(ChangeCheck, "begin.change_check", request.begin.change_check),
+            after_seq=request.begin.after_seq,
             end=Ending(request.end.status, request.end.detail_json) if request.HasField("end") else None,
             trace=trace,
             principal=current_principal(),
@@ -115,7 +118,9 @@ def _weight(move: Move) -> int:
 
 
 def _begun(outcome: Begun | None) -> pb.BeginEffectResponse | None:
-    return None if outcome is None else to_message(pb.BeginEffectResponse, outcome.effect, existing=outcome.existed)
+    if outcome is None:
+        return None
+    return to_message(pb.BeginEffectResponse, outcome.effect, existing=outcome.existed, displaced=outcome.displaced)
 
 
 def _result(outcome: Outcome) -> pb.AdvanceRunResult:

@@ -6,7 +6,7 @@ from tape.engine.ledgers import effects, obligations, runs
 from tape.engine.ledgers.effects import Denied, Effect
 from tape.engine.ledgers.obligations import Obligation
 from tape.journal.journal import Journal
-from tape.model.ledger_states import DispatchCertainty, DispatchMode, EffectSemantics, EffectStatus, parse
+from tape.model.ledger_states import ChangeCheck, DispatchCertainty, DispatchMode, EffectSemantics, EffectStatus, parse
 from tape.proto import tape_pb2 as pb
 from tape.server.grpc.checks import check_texts
 from tape.server.grpc.messages import state, to_message
@@ -25,14 +25,16 @@ class EffectsService:
         """Record an effect as pending, before it is performed."""
         wanted = wanted_effect(request, self._max_bytes)
         trace, owner, caller = trace_of(context), owner_of(context), caller_of(context)
-        outcome = await self._database.write(
-            lambda tx: effects.begin(tx, wanted, owner=owner, caller=caller, trace=trace),
+        change_check, after_seq = parse(ChangeCheck, "change_check", request.change_check), request.after_seq
+        begun = await self._database.write(
+            lambda tx: effects.begin(
+                tx, wanted, owner=owner, caller=caller, trace=trace, change_check=change_check, after_seq=after_seq
+            ),
             size=request.ByteSize() + 512,
         )
-        if isinstance(outcome, Denied):
-            raise outcome.error
-        effect, existing = outcome
-        return to_message(pb.BeginEffectResponse, effect, existing=existing)
+        if isinstance(begun, Denied):
+            raise begun.error
+        return to_message(pb.BeginEffectResponse, begun.effect, existing=begun.existed, displaced=begun.displaced)
 
     async def complete_effect(self, request: pb.CompleteEffectRequest, context: Context) -> pb.EffectRecord:
         """Record the result of an effect."""
@@ -308,6 +310,8 @@ def wanted_effect(request: pb.BeginEffectRequest, max_bytes: int) -> Effect:
         business_key=request.business_key,
         connector=request.connector,
         scope=request.scope,
+        digest=request.digest,
+        position=request.position,
     )
     effects.check(wanted)
     return wanted

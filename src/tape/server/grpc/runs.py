@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tape.engine.ledgers import budgets, compaction, decisions, gate_list, runs, timers
+from tape.engine.ledgers import budgets, compaction, decisions, gate_list, runs, steps, timers
 from tape.engine.ledgers.decisions import Decision
 from tape.engine.ledgers.run_record import Run
 from tape.engine.ledgers.timers import Timer
@@ -16,6 +16,7 @@ from tape.server.grpc.checks import check_texts, check_time
 from tape.server.grpc.gates import gate_record
 from tape.server.grpc.messages import to_message
 from tape.server.grpc.methods import Context, caller_of, is_operator, owner_of, trace_of
+from tape.store import Reader
 
 
 class RunsService:
@@ -156,7 +157,10 @@ class RunsService:
             rationale=request.rationale,
             policy_version=request.policy_version,
             ts_ms=0,
+            digest=request.digest,
+            position=request.position,
         )
+        steps.check_step(wanted.digest, wanted.position)
         trace, owner, caller = trace_of(context), owner_of(context), caller_of(context)
         decision = await self._database.write(
             lambda tx: decisions.record(tx, wanted, owner=owner, caller=caller, trace=trace),
@@ -166,9 +170,17 @@ class RunsService:
 
     async def get_decision(self, request: pb.GetDecisionRequest, context: Context) -> pb.GetDecisionResponse:
         """A decision, if it was recorded."""
-        found = await self._database.read(lambda reader: decisions.find(reader, request.run_id, request.decision_index))
+        steps.check_step("", request.position)
+
+        def look(reader: Reader) -> tuple[Decision | None, str]:
+            decision = decisions.find(reader, request.run_id, request.decision_index)
+            if decision is not None or not runs.is_visible(reader, request.run_id):
+                return decision, ""
+            return None, steps.describe_at(reader, request.run_id, request.position)
+
+        found, displaced = await self._database.read(look)
         if found is None:
-            return pb.GetDecisionResponse(found=False)
+            return pb.GetDecisionResponse(found=False, displaced=displaced)
         return pb.GetDecisionResponse(found=True, decision=to_message(pb.DecisionRecord, found))
 
     # ── budgets ──────────────────────────────────────────────────────────────────────────────────
