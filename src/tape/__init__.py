@@ -66,7 +66,6 @@ _TOP_LEVEL = {
         "EffectFailed",
         "EffectUnknown",
         "RunCancelled",
-        "RunChanged",
         "RunEnded",
         "RunFenced",
         "RunInterrupted",
@@ -106,6 +105,7 @@ _UNLISTED = {
     "tape.errors": (
         "CursorDiverged",
         "EntryDamaged",
+        "RunChanged",
     ),
     "tape._recover": (
         "compensate_one",

@@ -193,7 +193,6 @@ __all__ = [
     "JsonlBackend",
     "RetryPolicy",
     "RunCancelled",
-    "RunChanged",
     "RunEnded",
     "RunFenced",
     "RunInterrupted",
