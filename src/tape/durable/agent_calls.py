@@ -27,7 +27,7 @@ ResponseT = TypeVar("ResponseT")
 
 
 @dataclass(frozen=True)
-class ToolCall:
+class RequestedCall:
     """A tool call that a model asked for."""
 
     call_id: str
@@ -40,7 +40,7 @@ class ResponseCodec(Generic[ResponseT]):
 
     to_json: Callable[[ResponseT], str]
     from_json: Callable[[str], ResponseT]
-    tool_calls: Callable[[ResponseT], Iterable[ToolCall]]
+    tool_calls: Callable[[ResponseT], Iterable[RequestedCall]]
     usage: Callable[[ResponseT], TokenUsage]
     model: Callable[[ResponseT], str]
 
