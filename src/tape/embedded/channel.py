@@ -16,7 +16,7 @@ from tape.client.channel import POSITION_KEY, Channel, Metadata, StreamCall
 from tape.client.failures import CallFailure, translate
 from tape.client.rpcs import BidiStreamRpc, Rpc, ServerStreamRpc, UnaryRpc
 from tape.embedded.engine import EmbeddedEngine, acquire, release
-from tape.errors import ClientClosed, TapeError
+from tape.errors import AnyTapeError, ClientClosed
 from tape.server.grpc.methods import ERROR_CODE_KEY, OrderedContext, RpcFailure, StreamMethod, to_bytes
 
 Request = TypeVar("Request", bound=Message)
@@ -186,7 +186,7 @@ class EmbeddedChannel(Channel):
     async def close(self) -> None:
         await self._connection.close()
 
-    def _error(self, failure: RpcFailure, rpc: Rpc[Any, Any]) -> TapeError:
+    def _error(self, failure: RpcFailure, rpc: Rpc[Any, Any]) -> AnyTapeError:
         trailers = dict(failure.trailers)
         code = trailers.pop(ERROR_CODE_KEY, "")
         return translate(CallFailure(failure.status, failure.text, code, trailers), self.url, rpc.name)

@@ -12,7 +12,7 @@ from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelResponse, ToolCa
 from pydantic_core import to_jsonable_python
 
 from tape.base.telemetry.genai import TokenUsage
-from tape.durable.agent_calls import ResponseCodec, RequestedCall
+from tape.durable.agent_calls import RequestedCall, ResponseCodec
 
 _BYTES = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 _CONTENT: TypeAdapter[Any] = TypeAdapter(ToolReturnContent, config=_BYTES)
@@ -31,7 +31,9 @@ def _response_from_json(text: str) -> ModelResponse:
 
 
 def _calls(response: ModelResponse) -> Iterable[RequestedCall]:
-    return [RequestedCall(part.tool_call_id, part.tool_name) for part in response.parts if isinstance(part, ToolCallPart)]
+    return [
+        RequestedCall(part.tool_call_id, part.tool_name) for part in response.parts if isinstance(part, ToolCallPart)
+    ]
 
 
 def _usage(response: ModelResponse) -> TokenUsage:
