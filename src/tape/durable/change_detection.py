@@ -44,7 +44,7 @@ def check_on_change(value: str, where: str) -> str:
 
 
 class StepCursor:
-    """How far this execution of a run has come in what is recorded.
+    """The position of this execution of a run in what is recorded.
 
     `is_caught_up` is set when a step is new: nothing is recorded after it, and nothing needs to be compared.
     """

@@ -63,37 +63,37 @@ class BegunEffect:
         arguments: dict[str, Any],
         *,
         call_index: int | None = None,
-        place: Place | None = None,
+        step: StepRef | None = None,
     ) -> BegunEffect:
         """Record an effect as pending, or find the recorded one.
 
         `call_index` is the number of the call among the calls of this tool that one decision asks for, if the caller
-        knows it; `place` is where the effect stands in the run, if that was determined before.
+        knows it; `step` is where the effect stands in the run, if that was determined before.
         """
         request_json = _to_json(arguments, f"The arguments of {meta.name!r}")
-        return cls._begin(meta, parent, arguments, request_json, place or _place(meta, parent, arguments, call_index))
+        return cls._begin(meta, parent, arguments, request_json, step or _step_ref(meta, parent, arguments, call_index))
 
     @classmethod
     def _begin(
-        cls, meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], request_json: str, place: Place
+        cls, meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], request_json: str, step: StepRef
     ) -> BegunEffect:
         business_key = meta.business_key_for(arguments)
         call = EffectCall(
             parent.run,
             decision_index=parent.decision_index,
             tool_name=meta.name,
-            idempotency_key=place.key,
+            idempotency_key=step.key,
             semantics=meta.semantics,
             business_key=business_key,
             parent=parent,
-            position=place.position,
+            position=step.position,
         )
         digest = digest_of(arguments, meta.digest)
         check = StepCheck(
             parent,
             f"the effect {meta.name!r}",
             on_change=meta.on_change,
-            position=place.position,
+            position=step.position,
             digest=digest,
             asked=_to_json(arguments, f"The arguments of {meta.name!r}") if meta.dispatch == "outbox" else request_json,
         )
@@ -115,8 +115,8 @@ class BegunEffect:
                 connector=meta.connector,
                 scope=meta.scope,
                 digest=digest,
-                position=place.position,
-                change_check=check_of(parent, meta.on_change, place.position),
+                position=step.position,
+                change_check=check_of(parent, meta.on_change, step.position),
             )
         except RunChanged as error:
             _drop_compensation(call, "the effect was refused")
@@ -129,7 +129,7 @@ class BegunEffect:
             raise
         if not begun.existing:
             check.is_new(begun.displaced)
-        elif begun.run_id == parent.run_id and _is_replayed(meta, place, begun):
+        elif begun.run_id == parent.run_id and _is_replayed(meta, step, begun):
             check.compare(
                 seq=begun.seq,
                 digest=begun.digest,
@@ -234,22 +234,24 @@ class BegunEffect:
             )
 
 
-class Place(NamedTuple):
+class StepRef(NamedTuple):
     """Where an effect stands in a run: its idempotency key, and its position among the steps."""
 
     key: str
     position: str
 
 
-def _place(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], call_index: int | None = None) -> Place:
-    return Place(_key(meta, parent, arguments, call_index), next_position(parent))
+def _step_ref(
+    meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], call_index: int | None = None
+) -> StepRef:
+    return StepRef(_key(meta, parent, arguments, call_index), next_position(parent))
 
 
-def _is_replayed(meta: EffectMeta, place: Place, begun: pb.BeginEffectResponse) -> bool:
+def _is_replayed(meta: EffectMeta, step: StepRef, begun: pb.BeginEffectResponse) -> bool:
     """Whether an effect is the recorded one of this call; keys of the user's own may be used again in a run."""
-    if begun.idempotency_key != place.key:
+    if begun.idempotency_key != step.key:
         return False
-    return meta.key_from is None or not (place.position and begun.position) or place.position == begun.position
+    return meta.key_from is None or not (step.position and begun.position) or step.position == begun.position
 
 
 def _recorded_request(call: EffectCall) -> str:
@@ -311,9 +313,9 @@ def is_begun(call: EffectCall, meta: EffectMeta) -> bool:
 def perform(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], body: Body) -> Any:
     """Perform an effect within a run."""
     if meta.dispatch == "outbox":
-        place = _place(meta, parent, arguments)
+        step = _step_ref(meta, parent, arguments)
         with within(parent):
-            return _send(meta, parent, arguments, body(parent), place)
+            return _send(meta, parent, arguments, body(parent), step)
     begun_effect = BegunEffect.begin(meta, parent, arguments)
     if not begun_effect.is_to_be_performed:
         return begun_effect.outcome()
@@ -331,13 +333,13 @@ def perform(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], bod
 async def perform_async(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], body: Body) -> Any:
     """`perform` for a coroutine function."""
     # Concurrent calls are numbered in the order in which they were made, also when the run is resumed.
-    place = _place(meta, parent, arguments)
+    step = _step_ref(meta, parent, arguments)
     try:
         if meta.dispatch == "outbox":
             with within(parent):
                 request = await body(parent)
-            return await asyncio.to_thread(_send, meta, parent, arguments, request, place)
-        begun_effect = await asyncio.to_thread(BegunEffect.begin, meta, parent, arguments, place=place)
+            return await asyncio.to_thread(_send, meta, parent, arguments, request, step)
+        begun_effect = await asyncio.to_thread(BegunEffect.begin, meta, parent, arguments, step=step)
     except RunChanged as change:
         raise locate(change) from None
     if not begun_effect.is_to_be_performed:
@@ -353,10 +355,10 @@ async def perform_async(meta: EffectMeta, parent: EffectCall, arguments: dict[st
     return await finish_in_thread(begun_effect.confirm, result)
 
 
-def _send(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], request: Any, place: Place) -> Any:
+def _send(meta: EffectMeta, parent: EffectCall, arguments: dict[str, Any], request: Any, step: StepRef) -> Any:
     """Put a prepared request into the outbox; returns its outcome if there is one already."""
     request_json = _to_json(arguments if request is None else request, f"The request of {meta.name!r}")
-    return BegunEffect._begin(meta, parent, arguments, request_json, place).outcome()
+    return BegunEffect._begin(meta, parent, arguments, request_json, step).outcome()
 
 
 def attempt(meta: EffectMeta, act: Callable[[], Any]) -> Any:
