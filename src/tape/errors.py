@@ -1291,7 +1291,7 @@ def all_errors() -> dict[str, type[AnyTapeError]]:
     waiting: list[type[AnyTapeError]] = [TapeError, RunInterrupted]
     while waiting:
         error = waiting.pop()
-        found[error.code] = error
+        found.setdefault(error.code, error)  # not a subclass that a program derived from it
         waiting.extend(error.__subclasses__())
     return dict(sorted(found.items()))
 

@@ -46,6 +46,8 @@ class RuleSpec:
 class SignalRegistry:
     """Signals and rules by name."""
 
+    signal_class: type[Signal] = Signal
+
     def __init__(self, *, bus: Any = None) -> None:
         self.bus = bus
         self._signals: dict[str, Signal] = {}
@@ -63,7 +65,7 @@ class SignalRegistry:
         """The signal of that name, made if need be. The first value it is given here is its initial one."""
         signal = self._signals.get(name)
         if signal is None:
-            signal = self._signals[name] = Signal(name, None if initial is _UNSET else initial, bus=self.bus)
+            signal = self._signals[name] = self.signal_class(name, None if initial is _UNSET else initial, bus=self.bus)
             if initial is _UNSET:
                 self._without_value.add(name)
         elif initial is not _UNSET and name in self._without_value:
@@ -121,6 +123,7 @@ class RegistryScope(SignalRegistry):
 
     def __init__(self, user: type[R], *, bus: Any = None) -> None:
         super().__init__(bus=bus)
+        self.signal_class = user.registry().signal_class
         self._user = user
         self._before: list[SignalRegistry] = []
 
@@ -211,7 +214,8 @@ class R:
     @classmethod
     def computed(cls, name: str, fn: Callable[[], Any]) -> Signal:
         """A signal that is computed from others."""
-        return cls._current.add(computed(name, fn, bus=cls._current.bus))
+        registry = cls._current
+        return registry.add(computed(name, fn, bus=registry.bus, signal_class=registry.signal_class))
 
     @classmethod
     def rule(

@@ -257,12 +257,12 @@ class _Follower:
             heapq.heappush(_wave.queue, (signal._depth, next(_wave.count), self))
 
 
-def computed(name: str, fn: Callable[[], Any], *, bus: Any = None) -> Signal:
+def computed(name: str, fn: Callable[[], Any], *, bus: Any = None, signal_class: type[Signal] | None = None) -> Signal:
     """A signal whose value a function computes from others; it follows whatever the function read last.
 
     An error in the function keeps the old value and is kept in `errors`; the first computation raises it.
     """
-    signal = Signal(name, bus=bus)
+    signal = (signal_class or Signal)(name, bus=bus)
 
     def done(value: Any, depth: int) -> None:
         signal._depth = depth
