@@ -107,6 +107,8 @@ def test_the_answers_to_where_is_name_files_that_exist() -> None:
 def test_no_two_public_classes_share_a_name() -> None:
     modules: dict[str, list[str]] = defaultdict(list)
     for path in _sources():
+        if path.is_relative_to(ROOT / "src/tape/compat"):
+            continue  # the names of earlier SDKs, some of which are ours
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 modules[node.name].append(str(path.relative_to(ROOT)))
