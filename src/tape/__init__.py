@@ -100,7 +100,7 @@ _TOP_LEVEL = {
         "SessionTape",
     ),
 }
-# Importable from here because earlier versions listed them; new code imports them from their module.
+# Importable from here and not listed: names that earlier versions listed, and those that few programs need.
 _UNLISTED = {
     "tape.errors": (
         "CursorDiverged",
@@ -114,6 +114,10 @@ _UNLISTED = {
     ),
     "tape.durable.budgets": ("budget_from_run_config",),
     "tape.durable.calls": ("policy_is",),
+    "tape.durable.sleep": (
+        "sleep",
+        "sleep_async",
+    ),
     "tape.durable.tenancy": (
         "TenancyConfig",
         "TenancyMode",

@@ -32,6 +32,8 @@ from tape.durable.gates import gate_tool as gate_tool
 from tape.durable.runs import DurableRun as DurableRun
 from tape.durable.runs import continue_run as continue_run
 from tape.durable.runs import durable_run as durable_run
+from tape.durable.sleep import sleep as sleep
+from tape.durable.sleep import sleep_async as sleep_async
 from tape.durable.tenancy import TenancyConfig as TenancyConfig
 from tape.durable.tenancy import TenancyMode as TenancyMode
 from tape.effect import business_key as business_key

@@ -11,7 +11,7 @@ import pytest
 import tape
 from tape import Budget, TapeClient, durable_run, effect, gate, gate_tool, heartbeat, is_cancelled, policy_is
 from tape.durable import determinism
-from tape.durable.runs import adopted_owner, continue_run
+from tape.durable.runs import DurableRun, adopted_owner, continue_run
 from tape.errors import (
     BudgetExceeded,
     InvalidInput,
@@ -21,6 +21,7 @@ from tape.errors import (
     RunParked,
     ServerUnreachable,
 )
+from tape.gates import gate_async
 from tape.proto import tape_pb2 as pb
 from tests.durable.test_effect import drive_that_dies, run_of
 from tests.services import ServerProcess, wait_for
@@ -164,6 +165,82 @@ def test_a_gate_within_an_effect_leaves_the_effect_to_be_entered_again(url: str)
     with run_of(url):
         assert pay() == "ann"
     assert len(entered) == 2
+
+
+def test_a_gate_times_out_with_its_value_and_the_run_goes_on(url: str, observer: TapeClient) -> None:
+    def agent() -> Any:
+        with run_of(url):
+            return gate("approval", timeout=0.2, on_timeout={"approved": "by default"})
+
+    with pytest.raises(RunParked) as parked:
+        agent()
+    assert "tape inbox answer" in str(parked.value)
+    wait_for(lambda: observer.list_runs_to_recover().runs, "the server to release the run")
+    assert agent() == {"approved": "by default"}
+
+
+@pytest.mark.parametrize(
+    ("on_timeout", "answer"), [("reject", {"approved": False, "timed_out": True}), (7, {"value": 7})]
+)
+def test_the_answer_of_a_time_out_is_what_on_timeout_says(
+    url: str, observer: TapeClient, on_timeout: Any, answer: Any
+) -> None:
+    def agent() -> Any:
+        with run_of(url):
+            return gate_tool("approval", timeout="100ms", on_timeout=on_timeout)()
+
+    with pytest.raises(RunParked):
+        agent()
+    wait_for(lambda: observer.list_runs_to_recover().runs, "the server to release the run")
+    assert agent() == answer
+
+
+def test_terms_of_a_gate_are_checked_before_the_run_parks(url: str, observer: TapeClient) -> None:
+    for terms in ({"timeout": "soon"}, {"timeout": 0}, {"on_timeout": 1}, {"timeout": "1h", "remind_after": "1h"}):
+        with pytest.raises(InvalidInput), run_of(url, str(terms)):
+            gate("approval", **terms)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput):
+        gate_tool("approval", timeout="2 hours")
+
+
+async def test_a_coroutine_waits_at_a_gate_and_sleeps(url: str, observer: TapeClient) -> None:
+    async def agent() -> Any:
+        async with run_of(url) as run:
+            answer = await gate_async("approval", payload={"n": 1})
+            await run.sleep_async(0.05)
+            return answer
+
+    with pytest.raises(RunParked):
+        await agent()
+    [run] = observer.list_runs(app_name="app").runs
+    observer.send_signal(run_id=run.run_id, gate_name="approval", resolution_json="[1]")
+    with pytest.raises(RunParked, match="sleeps until"):
+        await agent()
+    wait_for(lambda: observer.list_runs_to_recover().runs, "the run to wake")
+    assert await agent() == {"value": [1]}
+
+
+def test_a_run_sleeps_once_for_each_call_and_recovery_resumes_it(url: str, observer: TapeClient) -> None:
+    slept: list[int] = []
+
+    def agent(run: DurableRun) -> None:
+        for number in range(2):
+            run.sleep(0.05)
+            slept.append(number)
+
+    with pytest.raises(RunParked), run_of(url) as run:
+        agent(run)
+
+    def redrive(state: pb.RunState) -> None:
+        with tape.continue_run(state, url=url) as run:
+            agent(run)
+
+    def has_ended() -> bool:
+        tape.recover_once(redrive_fn=redrive, url=url)
+        return observer.get_run(run.run_id).status == pb.RUN_STATUS_TERMINAL
+
+    wait_for(has_ended, "the run to end")
+    assert slept == [0, 0, 1]
 
 
 def test_no_renewal_wakes_a_run_that_has_parked(url: str, observer: TapeClient) -> None:

@@ -72,6 +72,7 @@ AWAIT_SIGNAL = UnaryRpc("AwaitSignal", pb.AwaitSignalRequest, pb.AwaitSignalResp
 SEND_SIGNAL = UnaryRpc("SendSignal", pb.SendSignalRequest, pb.SendSignalResponse)
 LIST_GATES = UnaryRpc("ListGates", pb.ListGatesRequest, pb.ListGatesResponse)
 LIST_PENDING_EFFECTS = UnaryRpc("ListPendingEffects", pb.ListPendingEffectsRequest, pb.ListPendingEffectsResponse)
+SLEEP_RUN = UnaryRpc("SleepRun", pb.SleepRunRequest, pb.SleepRunResponse)
 SET_TIMER = UnaryRpc("SetTimer", pb.SetTimerRequest, pb.TimerRecord)
 CANCEL_TIMER = UnaryRpc("CancelTimer", pb.CancelTimerRequest, pb.CancelTimerResponse)
 LIST_DUE_TIMERS = UnaryRpc("ListDueTimers", pb.ListDueTimersRequest, pb.ListDueTimersResponse)

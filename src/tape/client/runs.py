@@ -254,6 +254,11 @@ class RunCalls(ChannelCalls):
         )
         return await self._channel.call(rpcs.LIST_GATES, request)
 
+    async def sleep_run(self, *, run_id: str, timer_id: str, duration_ms: int) -> pb.SleepRunResponse:
+        """Park a run until a time; `done` once the time has come. The first call with a `timer_id` sets the time."""
+        request = pb.SleepRunRequest(run_id=run_id, timer_id=timer_id, duration_ms=duration_ms)
+        return await self._channel.call(rpcs.SLEEP_RUN, request)
+
     async def set_timer(
         self, *, run_id: str, fire_at_ms: int, kind: str, timer_id: str = "", payload_json: str = ""
     ) -> pb.TimerRecord:

@@ -174,6 +174,7 @@ class TapeClient:
     await_signal = _blocking(AsyncTapeClient.await_signal)
     send_signal = _blocking(AsyncTapeClient.send_signal)
     list_gates = _blocking(AsyncTapeClient.list_gates)
+    sleep_run = _blocking(AsyncTapeClient.sleep_run)
     set_timer = _blocking(AsyncTapeClient.set_timer)
     cancel_timer = _blocking(AsyncTapeClient.cancel_timer)
     list_due_timers = _blocking(AsyncTapeClient.list_due_timers)

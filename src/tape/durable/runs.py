@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from tape.base.durations import Duration
 from tape.base.ids import new_id
 from tape.base.owner import new_owner
 from tape.base.retry import UNLIMITED, RetryPolicy, retry
@@ -29,6 +30,7 @@ from tape.durable.effect_call import EffectCall, RunHandle, within
 from tape.durable.interruptions import ends_run, find_interruption
 from tape.durable.lease import DEFAULT_TTL_MS, RunLease
 from tape.durable.server_retry import call_with_retry
+from tape.durable.sleep import sleep, sleep_async
 from tape.durable.versions import version
 from tape.errors import BudgetExceeded, IllegalTransition, LeaseHeld, RunChanged, RunEnded
 from tape.model.payload import to_json
@@ -292,6 +294,14 @@ class DurableRun:
             position=step.position,
         )
         return _decided(recorded)
+
+    def sleep(self, duration: Duration) -> None:
+        """Sleep for "3d", "90s", a number of seconds or a timedelta: RunParked until the time has come."""
+        sleep(duration, tool_context=self._tape_call)
+
+    async def sleep_async(self, duration: Duration) -> None:
+        """`sleep` for coroutines."""
+        await sleep_async(duration, tool_context=self._tape_call)
 
     def admit(self, *, usd: float = 0.0, tokens: int = 0) -> None:
         """Raise BudgetExceeded if that much more does not fit into the budget."""

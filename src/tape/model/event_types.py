@@ -69,6 +69,12 @@ _ANSWER = {
     "answered_at_ms": "when",
     "timed_out": "true if its deadline passed",
 }
+_TIMER = {
+    **_RUN,
+    "timer_id": "which",
+    "kind": "`wake`, `gate_timeout` or `reconcile`",
+    "status": "what happened to it",
+}
 _SECRET = {"alias": "its name; never what it says"}
 _BY = {
     "By": "the user who did it",
@@ -186,6 +192,17 @@ EVENTS: tuple[EventType, ...] = (
     EventType("gate.escalated", "A gate has waited for its `escalate_after`.", _GATE, is_safe=False),
     EventType("gate.released", "A gate was answered, or timed out: its run may go on.", _ANSWER, is_safe=False),
     EventType("gate.answered", "A gate was answered while its run did not wait there.", _ANSWER, is_safe=False),
+    EventType("timer.set", "A timer was set.", {**_TIMER, "fire_at_ms": "when it fires"}),
+    EventType(
+        "timer.fired",
+        "The server fired a timer.",
+        {
+            **_TIMER,
+            "outcome": "`woken`, `awake` (it was not parked), `timed_out`, `answered`, `no_gate`, `reported` or `over`",
+            "late_ms": "milliseconds after its time",
+        },
+    ),
+    EventType("timer.cancelled", "A timer was removed before it fired.", _TIMER),
     EventType(
         "policy.denied",
         "A run was refused a scope.",

@@ -145,6 +145,11 @@ def gate(status: str, name: str, run_id: str) -> str:
     return build("gate", status.lower(), name, run_id)
 
 
+def timer(status: str, kind: str, run_id: str) -> str:
+    """A timer was set or cancelled, or the server has fired it."""
+    return build("timer", status.lower(), kind, run_id)
+
+
 def value_changed(namespace: str, key: str) -> str:
     """A value was written."""
     return build("value", "changed", namespace, key)
@@ -186,6 +191,7 @@ CANONICAL: Iterable[object] = (
     effect,
     obligation,
     gate,
+    timer,
     value_changed,
     value_deleted,
     event_appended,

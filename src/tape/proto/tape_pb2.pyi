@@ -1035,7 +1035,7 @@ class SetTimerRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., timer_id: _Optional[str] = ..., fire_at_ms: _Optional[int] = ..., kind: _Optional[str] = ..., payload_json: _Optional[str] = ...) -> None: ...
 
 class TimerRecord(_message.Message):
-    __slots__ = ("run_id", "timer_id", "fire_at_ms", "kind", "payload_json", "fired", "created_at_ms", "claimed_by", "claim_expires_at_ms")
+    __slots__ = ("run_id", "timer_id", "fire_at_ms", "kind", "payload_json", "fired", "created_at_ms", "claimed_by", "claim_expires_at_ms", "server_fired_at_ms")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TIMER_ID_FIELD_NUMBER: _ClassVar[int]
     FIRE_AT_MS_FIELD_NUMBER: _ClassVar[int]
@@ -1045,6 +1045,7 @@ class TimerRecord(_message.Message):
     CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     CLAIMED_BY_FIELD_NUMBER: _ClassVar[int]
     CLAIM_EXPIRES_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    SERVER_FIRED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     timer_id: str
     fire_at_ms: int
@@ -1054,7 +1055,26 @@ class TimerRecord(_message.Message):
     created_at_ms: int
     claimed_by: str
     claim_expires_at_ms: int
-    def __init__(self, run_id: _Optional[str] = ..., timer_id: _Optional[str] = ..., fire_at_ms: _Optional[int] = ..., kind: _Optional[str] = ..., payload_json: _Optional[str] = ..., fired: bool = ..., created_at_ms: _Optional[int] = ..., claimed_by: _Optional[str] = ..., claim_expires_at_ms: _Optional[int] = ...) -> None: ...
+    server_fired_at_ms: int
+    def __init__(self, run_id: _Optional[str] = ..., timer_id: _Optional[str] = ..., fire_at_ms: _Optional[int] = ..., kind: _Optional[str] = ..., payload_json: _Optional[str] = ..., fired: bool = ..., created_at_ms: _Optional[int] = ..., claimed_by: _Optional[str] = ..., claim_expires_at_ms: _Optional[int] = ..., server_fired_at_ms: _Optional[int] = ...) -> None: ...
+
+class SleepRunRequest(_message.Message):
+    __slots__ = ("run_id", "timer_id", "duration_ms")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    TIMER_ID_FIELD_NUMBER: _ClassVar[int]
+    DURATION_MS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    timer_id: str
+    duration_ms: int
+    def __init__(self, run_id: _Optional[str] = ..., timer_id: _Optional[str] = ..., duration_ms: _Optional[int] = ...) -> None: ...
+
+class SleepRunResponse(_message.Message):
+    __slots__ = ("done", "wake_at_ms")
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    WAKE_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    done: bool
+    wake_at_ms: int
+    def __init__(self, done: bool = ..., wake_at_ms: _Optional[int] = ...) -> None: ...
 
 class CancelTimerRequest(_message.Message):
     __slots__ = ("run_id", "timer_id")

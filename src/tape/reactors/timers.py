@@ -40,7 +40,8 @@ def fire_due_timers_once(
 
     `on_timer(timer)` is called, within `lease_ttl_ms`; then the timer's run is resumed as by `recover_once`. A timer
     whose handler raises, or whose process dies, is redelivered when its lease expires. A timer whose run is leased to
-    another process is `held` and redelivered too, unless `on_timer` has handled it.
+    another process is `held` and redelivered too, unless `on_timer` has handled it. The server itself fires the kinds
+    `wake`, `gate_timeout` and `reconcile` too: a run that it has woken and that has parked again is left alone.
     """
     drive = driver(runner, redrive_fn) if runner is not None or redrive_fn is not None else None
     if drive is None and on_timer is None:
@@ -78,6 +79,8 @@ def _fire(
             return _report(timer, "failed", f"{type(error).__name__}: {error}")
     if drive is None:
         return _complete(timer, client, claimer, "fired", "")
+    if timer.server_fired_at_ms and client.get_run(timer.run_id).status == pb.RUN_STATUS_WAITING:
+        return _complete(timer, client, claimer, "fired", "the server has woken the run, and it has parked again since")
     owner, asked_at = new_owner(), time.monotonic()
     try:
         run = client.resume_run(run_id=timer.run_id, lease_owner=owner, lease_ttl_ms=run_lease_ttl_ms).run

@@ -19,6 +19,7 @@ from tape.base.url_mask import mask_urls
 from tape.engine.executions.dedup import forget_claims
 from tape.engine.fanout.hub import Hub
 from tape.engine.ledgers.gate_times import GATES
+from tape.engine.ledgers.timer_times import TIMERS
 from tape.engine.predicate_budget import PredicateBudget
 from tape.engine.reactions.matcher import Matcher
 from tape.engine.reactions.retention import purge_tasks
@@ -56,6 +57,7 @@ from tape.server.grpc.reactions import ReactionsService
 from tape.server.grpc.runs import RunsService
 from tape.server.grpc.sessions import SessionsService
 from tape.server.grpc.tasks import TasksService
+from tape.server.grpc.timers import TimersService
 from tape.server.grpc.values import ValuesService
 from tape.store import SqliteLimits, WriterLimits, open_database
 from tape.store.tail import TailLoss, find_loss
@@ -110,7 +112,7 @@ class ServerCore:
         self.task_broker = TaskBroker(self.database)
         self.matcher = Matcher(self.hub, self.task_broker, owner)
         self._journal_service = JournalService(self.journal, self.hub, self.admission)
-        self._scheduler = Scheduler(self.database, (GATES,))
+        self._scheduler = Scheduler(self.database, (GATES, TIMERS))
         self._tasks: list[asyncio.Task[None]] = []
 
     def bind_methods(self, describe: Callable[[], pb.ServerInfo]) -> Methods:
@@ -125,6 +127,7 @@ class ServerCore:
             ValuesService(self.journal, self.hub),
             RunsService(self.journal),
             GatesService(self.journal),
+            TimersService(self.journal),
             EffectsService(self.journal),
             SessionsService(self.journal),
             ReactionsService(self.journal, self.hub.predicate_budget),

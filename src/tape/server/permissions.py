@@ -73,7 +73,7 @@ RPCS: Mapping[str, Scopes] = {
     "AwaitSignal": _RUNS,
     "SendSignal": _ANSWERS,
     "ListGates": _READS,
-    **dict.fromkeys(("SetTimer", "CancelTimer", "ListDueTimers", "CompleteTimer"), _RUNS),
+    **dict.fromkeys(("SetTimer", "CancelTimer", "ListDueTimers", "CompleteTimer", "SleepRun"), _RUNS),
     # values and sessions
     **dict.fromkeys(("WriteValue", "DeleteValue"), _RUNS),
     **dict.fromkeys(("GetValue", "WatchValue"), _READS),

@@ -59,6 +59,7 @@ FIELDS: dict[str, Any] = {
     "AwaitSignalRequest.risk": "irreversible",
     **dict.fromkeys(("timeout_ms", "remind_after_ms", "escalate_after_ms", "on_timeout_json"), UNSET),
     "deadline_before_ms": UNSET,
+    "duration_ms": 3_600_000,
     "timer_id": name("timer"),
     "obligation_seq": name("obligation"),
     # values and sessions

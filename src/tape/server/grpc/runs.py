@@ -1,18 +1,17 @@
-"""The RPCs of runs, decisions, budgets and timers."""
+"""The RPCs of runs, decisions and budgets."""
 
 from __future__ import annotations
 
 import msgspec
 
-from tape.engine.ledgers import budgets, compaction, decisions, gate_list, runs, steps, timers
+from tape.engine.ledgers import budgets, compaction, decisions, gate_list, runs, steps
 from tape.engine.ledgers.decisions import Decision
 from tape.engine.ledgers.run_record import Run
-from tape.engine.ledgers.timers import Timer
 from tape.journal.journal import Journal
 from tape.model.ledger_states import RunStatus
 from tape.model.principal import current_principal
 from tape.proto import tape_pb2 as pb
-from tape.server.grpc.checks import check_texts, check_time
+from tape.server.grpc.checks import check_texts
 from tape.server.grpc.gates import gate_record
 from tape.server.grpc.messages import to_message
 from tape.server.grpc.methods import Context, caller_of, is_operator, owner_of, trace_of
@@ -205,56 +204,6 @@ class RunsService:
             lambda tx: budgets.charge(tx, request.run_id, usd=request.usd, tokens=request.tokens, owner=owner)
         )
         return to_message(pb.BudgetState, budget)
-
-    # ── timers ───────────────────────────────────────────────────────────────────────────────────
-
-    async def set_timer(self, request: pb.SetTimerRequest, context: Context) -> pb.TimerRecord:
-        """Set a timer."""
-        check_texts(self._max_bytes, payload_json=request.payload_json, kind=request.kind)
-        wanted = Timer(
-            run_id=request.run_id,
-            timer_id=request.timer_id,
-            fire_at_ms=request.fire_at_ms,
-            kind=request.kind,
-            payload_json=request.payload_json,
-            fired=False,
-            created_at_ms=0,
-        )
-        owner = owner_of(context)
-        return to_message(
-            pb.TimerRecord, await self._database.write(lambda tx: timers.set_timer(tx, wanted, owner=owner))
-        )
-
-    async def cancel_timer(self, request: pb.CancelTimerRequest, context: Context) -> pb.CancelTimerResponse:
-        """Remove a timer."""
-        cancelled = await self._database.write(lambda tx: timers.cancel(tx, request.run_id, request.timer_id))
-        return pb.CancelTimerResponse(cancelled=cancelled)
-
-    async def list_due_timers(self, request: pb.ListDueTimersRequest, context: Context) -> pb.ListDueTimersResponse:
-        """Due timers; claimed or leased timers go to one caller only."""
-        now = check_time("now_ms", request.now_ms)
-        if request.claim and request.claimer:
-            found = await self._database.write(
-                lambda tx: timers.lease_due(
-                    tx,
-                    claimer=request.claimer,
-                    lease_ms=request.lease_ttl_ms,
-                    now=now,
-                    limit=request.limit,
-                )
-            )
-        elif request.claim:
-            found = await self._database.write(lambda tx: timers.claim_due(tx, now=now, limit=request.limit))
-        else:
-            found = await self._database.read(lambda reader: timers.list_due(reader, now=now, limit=request.limit))
-        return pb.ListDueTimersResponse(timers=(to_message(pb.TimerRecord, timer) for timer in found))
-
-    async def complete_timer(self, request: pb.CompleteTimerRequest, context: Context) -> pb.CompleteTimerResponse:
-        """Complete a leased timer, so that it is not redelivered."""
-        completed = await self._database.write(
-            lambda tx: timers.complete(tx, request.run_id, request.timer_id, claimer=request.claimer)
-        )
-        return pb.CompleteTimerResponse(completed=completed)
 
 
 def run_state(run: Run) -> pb.RunState:
