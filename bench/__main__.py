@@ -24,6 +24,7 @@ QUESTIONS = (
     "witness",
     "latency",
     "ledgers",
+    "durable",
     "reactions",
     "dispatch",
     "replay",
