@@ -26,6 +26,8 @@ THREADS = 2
 # counts beside its payload.
 CHARS_AT_ONCE = 32 * 1024
 CHARS_PER_DRAFT = 256
+# Stored as they were sent: a replay of an MCP session must equal it (docs/mcp.md).
+VERBATIM = frozenset({"mcp.message"})
 
 
 class DraftScreen:
@@ -61,8 +63,10 @@ class DraftScreen:
 
     async def _screened(self, draft: Draft) -> Draft:
         payload = draft.payload_json
-        redactor = self._redactors.of(draft.tenant)
-        if not redactor.is_safe(type_of(draft.kind, draft.subject)):
+        redactor, kind = self._redactors.of(draft.tenant), type_of(draft.kind, draft.subject)
+        if kind in VERBATIM:
+            return draft
+        if not redactor.is_safe(kind):
             try:
                 payload = await self._redacted(redactor, payload)
             except RedactionFailed as error:
