@@ -21,7 +21,9 @@ HEADERS = {"accept": "application/json, text/event-stream", "content-type": "app
 async def serving(app: Any) -> AsyncIterator[str]:
     """An ASGI application on a port of this host; its URL."""
     port = free_port()
-    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", lifespan="on", ws="none")
+    config = uvicorn.Config(
+        app, host="127.0.0.1", port=port, log_level="warning", ws="none", timeout_graceful_shutdown=1
+    )
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve())
     while not server.started:
@@ -31,7 +33,6 @@ async def serving(app: Any) -> AsyncIterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         server.should_exit = True
-        server.force_exit = True
         await asyncio.gather(task, return_exceptions=True)
 
 
@@ -98,14 +99,22 @@ class WireClient:
         async with self.calling(tool, arguments, request_id) as stream:
             return [event async for event in stream]
 
-    async def resume(self, event_id: str) -> list[Event]:
-        """The events after one, up to the answer of the request."""
+    async def resume(self, event_id: str, cut_after: int = 1_000_000) -> list[Event]:
+        """The events after one, up to the answer of the request.
+
+        It comes back when the stream ends, as clients do, and cuts each connection after some events.
+        """
         found: list[Event] = []
-        headers = {**self.headers, "last-event-id": event_id}
-        async with self._http.stream("GET", self.url, headers=headers) as response:
-            assert response.status_code == 200, await response.aread()
-            async for event in events(response):
-                found.append(event)
-                if event.message is not None and "id" in event.message:
-                    break
-        return found
+        for _ in range(1_000):
+            headers = {**self.headers, "last-event-id": found[-1].id if found else event_id}
+            seen = 0
+            async with self._http.stream("GET", self.url, headers=headers) as response:
+                assert response.status_code == 200, await response.aread()
+                async for event in events(response):
+                    found.append(event)
+                    if event.message is not None and "id" in event.message:
+                        return found
+                    seen += 1
+                    if seen == cut_after:
+                        break
+        raise AssertionError(f"no answer after {len(found)} events")

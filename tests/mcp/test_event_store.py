@@ -84,8 +84,19 @@ async def test_a_call_cut_off_in_the_middle_is_resumed_with_nothing_twice_and_no
         assert progress(before) + progress(after) == list(range(1, 101))
         (answer,) = answers(after)
         assert answer["result"]["content"][0]["text"] == "counted to 100 for 1"
-        again = await client.resume(before[0].id)
+        again = await client.resume(before[0].id, cut_after=7)
         assert progress(again) == list(range(1, 101)), "from the priming event on, everything is sent again"
+
+
+async def test_a_client_that_is_cut_off_again_and_again_gets_everything_once(journal: AsyncTapeClient) -> None:
+    app = streamable_http_app(counting_server(), JournalEventStore(URL))
+    async with serving(app) as url, WireClient(url) as client:
+        await client.initialize()
+        async with client.calling("count", {"to": 100}) as stream:
+            first = await anext(stream)
+        found = await client.resume(first.id, cut_after=3)
+        assert progress(found) == list(range(1, 101))
+        assert len(answers(found)) == 1
 
 
 async def test_two_clients_with_equal_request_ids_get_their_own_messages_only(journal: AsyncTapeClient) -> None:

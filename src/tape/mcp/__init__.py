@@ -1,8 +1,7 @@
 """The Model Context Protocol over the journal (extra `mcp`).
 
 `JournalEventStore` with `SessionManager` makes the streamable HTTP of any Python MCP server resumable, `CallRecorder`
-records every tool call, `JournalBus` carries change notifications between replicas, and `journal_server` is an MCP server
-that reads and appends entries: `tape mcp`.
+records every tool call, and `JournalBus` carries change notifications between replicas.
 """
 
 from __future__ import annotations
@@ -18,16 +17,14 @@ _MODULES = {
     "JournalBus": "tape.mcp.journal_bus",
     "JournalEventStore": "tape.mcp.event_store",
     "SessionManager": "tape.mcp.session_manager",
-    "journal_server": "tape.mcp.journal_server",
     "streamable_http_app": "tape.mcp.session_manager",
 }
 
-__all__ = [  # noqa: F822  (loaded when it is used)
+__all__ = [
     "CallRecorder",
     "JournalBus",
     "JournalEventStore",
     "SessionManager",
-    "journal_server",
     "streamable_http_app",
 ]
 

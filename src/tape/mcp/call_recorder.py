@@ -62,10 +62,16 @@ class CallRecorder:
             return await call_next(ctx)
         params = ctx.params or {}
         tool, call_id, began = str(params.get("name", "")), new_id(), time.monotonic()
-        facts: dict[str, Any] = {"call_id": call_id, "tool": tool[:MAX_NAME], "request_id": str(ctx.request_id)[:MAX_NAME]}
+        facts: dict[str, Any] = {
+            "call_id": call_id,
+            "tool": tool[:MAX_NAME],
+            "request_id": str(ctx.request_id)[:MAX_NAME],
+        }
         if self._server:
             facts["server"] = self._server
-        await self._append("called", tool, {**facts, **_arguments(params.get("arguments"))}, is_required=self._is_required)
+        await self._append(
+            "called", tool, {**facts, **_arguments(params.get("arguments"))}, is_required=self._is_required
+        )
         outcome: dict[str, Any] = {"outcome": "cancelled"}
         try:
             result = await call_next(ctx)

@@ -19,7 +19,7 @@ KIND = "mcp"
 MAX_STREAM_ID = 128
 
 _PLAIN = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_EVENT_ID = re.compile(r"(?P<scope>[0-9a-f]{32})\.(?P<number>[0-9]{1,18})\.(?P<stream>~?[A-Za-z0-9_-]{1,180})")
+_EVENT_ID = re.compile(r"(?P<scope>[0-9a-f]{32})\.(?P<number>[0-9]{1,18})\.(?P<stream>~?[A-Za-z0-9_-]{0,180})")
 
 
 class EventId(NamedTuple):
@@ -48,7 +48,7 @@ def stream_token(stream_id: str) -> str:
     """A stream id as a segment of subjects, run ids and event ids. InvalidInput if it is longer than 128 bytes."""
     data = stream_id.encode(errors="surrogatepass")
     if len(data) > MAX_STREAM_ID:
-        raise InvalidInput(f"the request id has {len(data)} bytes; {MAX_STREAM_ID} is the limit for a resumable request.")
+        raise InvalidInput(f"the request id has {len(data)} bytes; {MAX_STREAM_ID} is the limit of a resumable one.")
     if _PLAIN.fullmatch(stream_id):
         return stream_id
     return "~" + base64.urlsafe_b64encode(data).decode().rstrip("=")

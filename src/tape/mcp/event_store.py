@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, NoReturn
 
 import msgspec
@@ -31,6 +32,9 @@ log = logging.getLogger(__name__)
 # payload may have.
 PART_CHARS = 160_000
 MAX_MESSAGE_BYTES = 16 << 20
+# Seconds that a message waits for the connection of a stream that is being resumed, and between two looks for it.
+CONNECT_S = 1.0
+CONNECT_POLL_S = 0.005
 # Messages that may wait to be stored if `durable` is off.
 MAX_QUEUED = 10_000
 
@@ -41,9 +45,9 @@ class JournalEventStore(EventStore):
     Give it to `SessionManager` or `streamable_http_app` of this package. The manager of the SDK has one store for all
     sessions and does not say whose message it is, so it is rejected there.
 
-    With `durable=False` a message is sent before it is stored: faster, and a crash of the process can lose what a client
-    would have been sent again. A message of more than `max_message_bytes` is sent and not stored; a replay has an error
-    in its place.
+    With `durable=False` a message is sent before it is stored: faster, and a crash of the process can lose what a
+    client would have been sent again. A message of more than `max_message_bytes` is sent and not stored; a replay has
+    an error in its place.
     """
 
     def __init__(
@@ -111,6 +115,11 @@ class SessionEventStore(EventStore):
         self._parent = parent
         self._is_durable = durable
         self._number = 0
+        # The last number of each stream that was handed to its connection, or that a replay has to send.
+        self._handed_over: dict[str, int] = {}
+        # Streams between the end of their replay and their connection: the SDK drops what it is handed meanwhile.
+        self._resuming: set[str] = set()
+        self.is_connected: Callable[[str], bool] | None = None
         self._queue: asyncio.Queue[list[Draft]] = asyncio.Queue(MAX_QUEUED)
         self._sending: asyncio.Task[None] | None = None
 
@@ -120,26 +129,44 @@ class SessionEventStore(EventStore):
         self._number += 1
         event_id = EventId(self.scope, self._number, token)
         await self._append(self._drafts(event_id, message))
+        if message is not None:
+            if stream_id in self._resuming:
+                await self._until_connected(stream_id)
+            self._handed_over[token] = event_id.number
         return str(event_id)
 
+    async def _until_connected(self, stream_id: str) -> None:
+        """Wait until a stream that was replayed has its connection, or until its client is gone again."""
+        deadline = time.monotonic() + CONNECT_S
+        # The SDK has no event for it.
+        while self.is_connected is not None and not self.is_connected(stream_id) and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(CONNECT_POLL_S)
+        self._resuming.discard(stream_id)
+
     async def replay_events_after(self, last_event_id: str, send_callback: EventCallback) -> str | None:
-        """Send the messages of a stream that came after an event, up to now; None if the event is not of this session."""
+        """Send the messages of a stream after an event, up to now; None if the event is not of this session."""
         event = EventId.parse(last_event_id)
         if event is None or event.scope != self.scope or event.number > self._number:
             return None
         stream_id = stream_id_of(event.stream)
         if stream_id is None:
             return None
-        await self._flush()
-        try:
-            stored = [message async for message in self._read(event)]
-        except TapeError as error:
-            log.warning("the stream %s of MCP session %s is not replayed: %s", event.stream, self.scope, error)
-            self._parent.counts["unreplayed"] += 1
-            return None
-        for number, message in stored:
-            self._parent.counts["replayed"] += 1
-            await send_callback(EventMessage(message, str(event._replace(number=number))))
+        sent = event.number
+        while sent < (last := self._handed_over.get(event.stream, 0)):
+            await self._flush()
+            try:
+                stored = [found async for found in self._read(event._replace(number=sent)) if found[0] <= last]
+            except TapeError as error:
+                log.warning("the stream %s of MCP session %s is not replayed: %s", event.stream, self.scope, error)
+                self._parent.counts["unreplayed"] += 1
+                return None
+            for number, message in stored:
+                self._parent.counts["replayed"] += 1
+                await send_callback(EventMessage(message, str(event._replace(number=number))))
+            sent = last
+        # Nothing is awaited from here to the caller's next step: what is handed over from now on waits for it.
+        if self.is_connected is not None:
+            self._resuming.add(stream_id)
         return stream_id
 
     async def end(self) -> None:
@@ -259,4 +286,3 @@ def _without_content(message: Mapping[str, Any], size: int) -> Any:
         return None
     error = {"code": -32603, "message": f"The answer had {size} bytes and was not stored; call again."}
     return {"jsonrpc": "2.0", "id": message["id"], "error": error}
-

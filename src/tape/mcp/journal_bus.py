@@ -41,8 +41,8 @@ _NAMES = {type(event): name for name, event in _LISTS.items()}
 class JournalBus:
     """A `SubscriptionBus` over the journal: `MCPServer(name, subscriptions=JournalBus(name, url))`.
 
-    It decides nothing about who may watch which URI: a middleware of the server does. Use it as an async context manager,
-    or call `close()`.
+    It decides nothing about who may watch which URI: a middleware of the server does. Use it as an async context
+    manager, or call `close()`.
     """
 
     def __init__(
@@ -111,7 +111,9 @@ class JournalBus:
                 if position < 0:
                     position = (await self._connected().head()).global_seq
                 self._is_ready.set()
-                async for batch in self._connected().follow_batches(self._subject, from_global_seq=position, skip_gaps=True):
+                async for batch in self._connected().follow_batches(
+                    self._subject, from_global_seq=position, skip_gaps=True
+                ):
                     backoff.reset()
                     position = batch.position
                     for entry in batch.entries:
@@ -131,4 +133,3 @@ class JournalBus:
             self.malformed += 1
             log.warning("the entry %d is no notification of an MCP server; it is skipped", global_seq)
             return None
-

@@ -40,7 +40,7 @@ class SessionManager(StreamableHTTPSessionManager):
 
     # The manager reads this attribute once for each session that it opens.
     @property
-    def event_store(self) -> EventStore | None:  # type: ignore[override]
+    def event_store(self) -> EventStore | None:
         """An event store for the session that is being opened."""
         self._latest = self._journal.for_session()
         return self._latest
@@ -54,6 +54,7 @@ class SessionManager(StreamableHTTPSessionManager):
         store, self._latest = self._latest, None
         if transport is not None and store is not None and transport.mcp_session_id is not None:
             self._stores[transport.mcp_session_id] = store
+            store.is_connected = transport._request_streams.__contains__
         return transport
 
     async def _discard_session(self, session_id: str, transport: StreamableHTTPServerTransport) -> None:
@@ -81,10 +82,10 @@ def streamable_http_app(
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        async with manager.run():
-            try:
+        try:
+            async with manager.run():
                 yield
-            finally:
-                await event_store.close()
+        finally:
+            await event_store.close()
 
     return Starlette(routes=[Route(path, endpoint=StreamableHTTPASGIApp(manager))], lifespan=lifespan)
