@@ -47,7 +47,7 @@ class JournalEventStore(EventStore):
 
     With `durable=False` a message is sent before it is stored: faster, and a crash of the process can lose what a
     client would have been sent again. A message of more than `max_message_bytes` is sent and not stored; a replay has
-    an error in its place.
+    an error instead of it.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class SessionEventStore(EventStore):
         self._sending: asyncio.Task[None] | None = None
 
     async def store_event(self, stream_id: str, message: JSONRPCMessage | None) -> str:
-        """Store a message, or None: a place to resume from before anything was sent. Returns its event id."""
+        """Store a message, or None: a position to resume from before anything was sent. Returns its event id."""
         token = stream_token(stream_id)
         self._number += 1
         event_id = EventId(self.scope, self._number, token)

@@ -1,7 +1,7 @@
 """Change notifications of an MCP server for all its replicas, carried by the journal (protocol 2026-07-28).
 
 `publish` appends `/tape/mcp/notified/<server>`; every replica follows that subject and calls its listeners. There is no
-replay: a client that was away listens again and reads what it needs.
+replay: a client that was disconnected listens again and reads what it needs.
 """
 
 from __future__ import annotations
