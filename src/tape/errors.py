@@ -1534,6 +1534,26 @@ class RunChanged(RunInterrupted):
         return "".join([super().__str__(), *(f"\n  {fact}" for fact in facts), self.remedy and f"\n{self.remedy}"])
 
 
+class ForkRefused(TapeError):
+    """A run cannot be forked there: the outcome of an effect is open, or its steps are not there to be shared."""
+
+    code = "TAPE-2441"
+    status = "FAILED_PRECONDITION"
+
+
+class ReplayEnded(RunInterrupted):
+    """A replay has come to the end of what the run has recorded; nothing further is performed."""
+
+    code = "TAPE-2442"
+
+
+class ReplayDiverged(TapeError):
+    """Today's code does something else than a run has recorded."""
+
+    code = "TAPE-2443"
+    status = "FAILED_PRECONDITION"
+
+
 # ── 229x: workers ────────────────────────────────────────────────────────────────────────────────
 
 

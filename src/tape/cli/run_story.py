@@ -63,6 +63,11 @@ async def load(client: AsyncTapeClient, run_id: str) -> RunStory:
             break
     indices = [index for index in _values_of(entries, "decision", "decision_index", int) if 0 <= index < 1 << 63]
     keys = _values_of(entries, "effect", "idempotency_key", str)
+    if run.forked_from:
+        shared = await client.list_run_steps(run_id, limit=1_000)  # steps that are on the journal of another run
+        indices = [*(each.decision.decision_index for each in shared.steps if each.HasField("decision")), *indices]
+        keys = [*(each.effect.idempotency_key for each in shared.steps if each.HasField("effect")), *keys]
+        indices, keys = list(dict.fromkeys(indices)), list(dict.fromkeys(keys))
     decisions = await _all(indices, lambda index: client.get_decision(run_id=run_id, decision_index=index))
     effects = await _all(keys, lambda key: client.get_effect(run_id=run_id, idempotency_key=key))
     obligations, admitted = await asyncio.gather(

@@ -29,6 +29,7 @@ def headline(story: RunStory, now_ms: int) -> Table:
         "ended": f"{moment(run.ended_at_ms)}, after {age(run.ended_at_ms - run.started_at_ms)}"
         if run.ended_at_ms
         else "",
+        "forked": _forked(run),
         "lease": lease(run, now_ms),
         "waits at": _waits_at(run, now_ms),
         "tenant": run.tenant_id,
@@ -43,6 +44,14 @@ def headline(story: RunStory, now_ms: int) -> Table:
         if fact:
             shown.add_row(Text(name, "dim"), fact)
     return shown
+
+
+def _forked(run: pb.RunState) -> str:
+    """The run that a fork shares steps with, and up to where."""
+    if not run.forked_from:
+        return ""
+    at = f"seq {run.forked_at_seq}" if run.forked_at_decision < 0 else f"decision {run.forked_at_decision}"
+    return f"from {run.forked_from} at {at}"
 
 
 def _waits_at(run: pb.RunState, now_ms: int) -> str:

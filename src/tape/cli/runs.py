@@ -11,6 +11,8 @@ import typer
 from tape.base.clock import now_ms
 from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
 from tape.cli.output import age, as_dict, console, print_json, print_table, state, state_of
+from tape.cli.run_diff import diff_runs
+from tape.cli.run_fork import fork_run
 from tape.cli.run_story import RunStory, load
 from tape.cli.run_tree import headline, lease, timeline, tree
 from tape.client import AsyncTapeClient
@@ -39,6 +41,10 @@ class RunView(StrEnum):
 
     tree = "tree"
     timeline = "timeline"
+
+
+app.command("fork")(fork_run)
+app.command("diff")(diff_runs)
 
 
 @app.command("list")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+from tape.base.ids import new_id
 from tape.client import rpcs
 from tape.client.channel import ChannelCalls
 from tape.proto import tape_pb2 as pb
@@ -228,6 +229,35 @@ class RunCalls(ChannelCalls):
             resolution_json=resolution_json,
         )
         return await self._channel.call(rpcs.SEND_SIGNAL, request)
+
+    async def fork_run(
+        self,
+        run_id: str,
+        *,
+        at_decision: int = 0,
+        at_seq: int = 0,
+        decision_json: str = "",
+        invocation_id: str = "",
+        reason: str = "",
+    ) -> pb.ForkRunResponse:
+        """Begin a run that shares what another one recorded before a decision, or before a seq of its journal.
+
+        With `decision_json` the decision has that response in the fork; without it the fork decides anew.
+        """
+        request = pb.ForkRunRequest(
+            run_id=run_id,
+            at_decision=at_decision,
+            at_seq=at_seq,
+            decision_json=decision_json,
+            invocation_id=invocation_id or new_id(),
+            reason=reason,
+        )
+        return await self._channel.call(rpcs.FORK_RUN, request)
+
+    async def list_run_steps(self, run_id: str, *, cursor: str = "", limit: int = 0) -> pb.ListRunStepsResponse:
+        """The decisions and effects of a run, oldest first; `next_cursor` is the `cursor` of the next page."""
+        request = pb.ListRunStepsRequest(run_id=run_id, cursor=cursor, limit=limit)
+        return await self._channel.call(rpcs.LIST_RUN_STEPS, request)
 
     async def list_gates(
         self,

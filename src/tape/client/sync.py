@@ -175,6 +175,8 @@ class TapeClient:
     send_signal = _blocking(AsyncTapeClient.send_signal)
     list_gates = _blocking(AsyncTapeClient.list_gates)
     sleep_run = _blocking(AsyncTapeClient.sleep_run)
+    fork_run = _blocking(AsyncTapeClient.fork_run)
+    list_run_steps = _blocking(AsyncTapeClient.list_run_steps)
     set_timer = _blocking(AsyncTapeClient.set_timer)
     cancel_timer = _blocking(AsyncTapeClient.cancel_timer)
     list_due_timers = _blocking(AsyncTapeClient.list_due_timers)

@@ -51,7 +51,8 @@ class StepCursor:
 
     def __init__(self, *, is_resumed: bool) -> None:
         self.is_caught_up = not is_resumed
-        self.last_seq = 0
+        # Steps that a fork shares have negative numbers.
+        self.last_seq = -(1 << 62)
         self._flow = _current_flow()
 
     def position_within(self, call: EffectCall) -> str:

@@ -266,7 +266,7 @@ class SubscribeRunRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., from_seq: _Optional[int] = ..., skip_gaps: bool = ...) -> None: ...
 
 class RunState(_message.Message):
-    __slots__ = ("run_id", "app_name", "user_id", "session_id", "invocation_id", "status", "seq_cursor", "lease_owner", "lease_expires_at_ms", "started_at_ms", "ended_at_ms", "waiting_on_gate", "tenant_id", "actor", "subject", "agent_id", "aiplex_instance_id", "gateway_route", "scopes", "labels", "former_status", "detail_json", "gates", "more_gates")
+    __slots__ = ("run_id", "app_name", "user_id", "session_id", "invocation_id", "status", "seq_cursor", "lease_owner", "lease_expires_at_ms", "started_at_ms", "ended_at_ms", "waiting_on_gate", "tenant_id", "actor", "subject", "agent_id", "aiplex_instance_id", "gateway_route", "scopes", "labels", "former_status", "detail_json", "gates", "more_gates", "forked_from", "forked_at_seq", "forked_at_decision")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -298,6 +298,9 @@ class RunState(_message.Message):
     DETAIL_JSON_FIELD_NUMBER: _ClassVar[int]
     GATES_FIELD_NUMBER: _ClassVar[int]
     MORE_GATES_FIELD_NUMBER: _ClassVar[int]
+    FORKED_FROM_FIELD_NUMBER: _ClassVar[int]
+    FORKED_AT_SEQ_FIELD_NUMBER: _ClassVar[int]
+    FORKED_AT_DECISION_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     app_name: str
     user_id: str
@@ -322,7 +325,10 @@ class RunState(_message.Message):
     detail_json: str
     gates: _containers.RepeatedCompositeFieldContainer[GateRecord]
     more_gates: bool
-    def __init__(self, run_id: _Optional[str] = ..., app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., invocation_id: _Optional[str] = ..., status: _Optional[_Union[RunStatus, str]] = ..., seq_cursor: _Optional[int] = ..., lease_owner: _Optional[str] = ..., lease_expires_at_ms: _Optional[int] = ..., started_at_ms: _Optional[int] = ..., ended_at_ms: _Optional[int] = ..., waiting_on_gate: _Optional[str] = ..., tenant_id: _Optional[str] = ..., actor: _Optional[str] = ..., subject: _Optional[str] = ..., agent_id: _Optional[str] = ..., aiplex_instance_id: _Optional[str] = ..., gateway_route: _Optional[str] = ..., scopes: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., former_status: _Optional[_Union[RunStatus, str]] = ..., detail_json: _Optional[str] = ..., gates: _Optional[_Iterable[_Union[GateRecord, _Mapping]]] = ..., more_gates: bool = ...) -> None: ...
+    forked_from: str
+    forked_at_seq: int
+    forked_at_decision: int
+    def __init__(self, run_id: _Optional[str] = ..., app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., invocation_id: _Optional[str] = ..., status: _Optional[_Union[RunStatus, str]] = ..., seq_cursor: _Optional[int] = ..., lease_owner: _Optional[str] = ..., lease_expires_at_ms: _Optional[int] = ..., started_at_ms: _Optional[int] = ..., ended_at_ms: _Optional[int] = ..., waiting_on_gate: _Optional[str] = ..., tenant_id: _Optional[str] = ..., actor: _Optional[str] = ..., subject: _Optional[str] = ..., agent_id: _Optional[str] = ..., aiplex_instance_id: _Optional[str] = ..., gateway_route: _Optional[str] = ..., scopes: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., former_status: _Optional[_Union[RunStatus, str]] = ..., detail_json: _Optional[str] = ..., gates: _Optional[_Iterable[_Union[GateRecord, _Mapping]]] = ..., more_gates: bool = ..., forked_from: _Optional[str] = ..., forked_at_seq: _Optional[int] = ..., forked_at_decision: _Optional[int] = ...) -> None: ...
 
 class JournalEntry(_message.Message):
     __slots__ = ("seq", "kind", "payload_json", "ts_ms", "global_seq", "subject", "schema_version", "trace_id", "span_id", "parent_span_id", "gaps")
@@ -2413,3 +2419,55 @@ class AdvanceRunResult(_message.Message):
     error_code: str
     error_message: str
     def __init__(self, begun: _Optional[_Union[BeginEffectResponse, _Mapping]] = ..., error_code: _Optional[str] = ..., error_message: _Optional[str] = ...) -> None: ...
+
+class ForkRunRequest(_message.Message):
+    __slots__ = ("run_id", "at_decision", "at_seq", "decision_json", "invocation_id", "reason")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    AT_DECISION_FIELD_NUMBER: _ClassVar[int]
+    AT_SEQ_FIELD_NUMBER: _ClassVar[int]
+    DECISION_JSON_FIELD_NUMBER: _ClassVar[int]
+    INVOCATION_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    at_decision: int
+    at_seq: int
+    decision_json: str
+    invocation_id: str
+    reason: str
+    def __init__(self, run_id: _Optional[str] = ..., at_decision: _Optional[int] = ..., at_seq: _Optional[int] = ..., decision_json: _Optional[str] = ..., invocation_id: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class ForkRunResponse(_message.Message):
+    __slots__ = ("run", "steps", "gates")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    GATES_FIELD_NUMBER: _ClassVar[int]
+    run: RunState
+    steps: int
+    gates: int
+    def __init__(self, run: _Optional[_Union[RunState, _Mapping]] = ..., steps: _Optional[int] = ..., gates: _Optional[int] = ...) -> None: ...
+
+class ListRunStepsRequest(_message.Message):
+    __slots__ = ("run_id", "cursor", "limit")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    CURSOR_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    cursor: str
+    limit: int
+    def __init__(self, run_id: _Optional[str] = ..., cursor: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListRunStepsResponse(_message.Message):
+    __slots__ = ("steps", "next_cursor")
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    NEXT_CURSOR_FIELD_NUMBER: _ClassVar[int]
+    steps: _containers.RepeatedCompositeFieldContainer[RunStep]
+    next_cursor: str
+    def __init__(self, steps: _Optional[_Iterable[_Union[RunStep, _Mapping]]] = ..., next_cursor: _Optional[str] = ...) -> None: ...
+
+class RunStep(_message.Message):
+    __slots__ = ("decision", "effect")
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    EFFECT_FIELD_NUMBER: _ClassVar[int]
+    decision: DecisionRecord
+    effect: EffectRecord
+    def __init__(self, decision: _Optional[_Union[DecisionRecord, _Mapping]] = ..., effect: _Optional[_Union[EffectRecord, _Mapping]] = ...) -> None: ...

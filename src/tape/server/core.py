@@ -49,6 +49,7 @@ from tape.server.grpc.advance import AdvanceService
 from tape.server.grpc.catalog import CatalogService
 from tape.server.grpc.dead_letters import DeadLettersService
 from tape.server.grpc.effects import EffectsService
+from tape.server.grpc.forks import ForksService
 from tape.server.grpc.gates import GatesService
 from tape.server.grpc.info import InfoService
 from tape.server.grpc.journal import JournalService
@@ -126,6 +127,7 @@ class ServerCore:
             self._journal_service,
             ValuesService(self.journal, self.hub),
             RunsService(self.journal),
+            ForksService(self.journal),
             GatesService(self.journal),
             TimersService(self.journal),
             EffectsService(self.journal),

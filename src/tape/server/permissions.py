@@ -51,7 +51,7 @@ RPCS: Mapping[str, Scopes] = {
     **dict.fromkeys(("BeginRun", "ResumeRun", "AdvanceRun", "AdvanceRuns"), _RUNS),
     "EndRun": frozenset({AGENT, WORKER, OPERATOR}),
     **dict.fromkeys(("GetRun", "ListRuns", "ListRunsToRecover", "ListCompactableRuns"), _READS),
-    "CompactRun": frozenset({AGENT, WORKER, OPERATOR}),
+    **dict.fromkeys(("CompactRun", "ForkRun", "ListRunSteps"), frozenset({AGENT, WORKER, OPERATOR})),
     **dict.fromkeys(("RecordDecision", "GetDecision"), _RUNS),
     **dict.fromkeys(
         (

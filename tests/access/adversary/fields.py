@@ -52,6 +52,8 @@ FIELDS: dict[str, Any] = {
     **dict.fromkeys(("idempotency_key", "effect_key"), name("effect")),
     "custom_key": new_name("effect"),
     "business_key": name("business"),
+    **dict.fromkeys(("digest", "position", "change_check", "after_seq"), UNSET),
+    **dict.fromkeys(("at_decision", "at_seq", "decision_json", "ListRunStepsRequest.cursor"), UNSET),
     "connector": name("connector"),
     "external_ref": name("business"),
     "gate_name": name("gate"),

@@ -42,6 +42,10 @@ class Run(Record, frozen=True):
     tenant: str = ""
     # Who took the lease: a caller that names no lease owner writes to the run only if it is the same one.
     lease_caller: str = ""
+    # Of a fork: the run whose steps it shares, and up to where.
+    forked_from: str = ""
+    forked_at_seq: int = 0
+    forked_at_decision: int = 0
 
     @property
     def scopes(self) -> list[str]:

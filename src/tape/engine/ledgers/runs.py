@@ -186,16 +186,7 @@ def begin(
     for name in ("app_name", "user_id", "session_id", "invocation_id", "tenant_id", "actor", "subject", "agent_id"):
         check_id(name, getattr(wanted, name))
     wanted = msgspec.structs.replace(wanted, tenant=wanted.tenant or tenant_of(wanted.tenant_id, wanted.app_name))
-    row = tx.one(
-        f"SELECT {COLUMNS} FROM tape_runs"
-        " WHERE app_name = ? AND user_id = ? AND session_id = ? AND invocation_id = ? AND tenant = ?",
-        wanted.app_name,
-        wanted.user_id,
-        wanted.session_id,
-        wanted.invocation_id,
-        wanted.tenant,
-    )
-    if (existing := load(Run, row)) is not None:
+    if (existing := find_invocation(tx, wanted)) is not None:
         return _resume_existing(tx, existing, owner, lease_ms, caller), True
     now = now_ms()
     run = msgspec.structs.replace(
@@ -223,6 +214,20 @@ def begin(
     }
     journal(tx, run, subject_of(run, "running"), payload, trace)
     return run, False
+
+
+def find_invocation(tx: Transaction, wanted: Run) -> Run | None:
+    """The run with the four ids and the tenant of `wanted`, or None."""
+    row = tx.one(
+        f"SELECT {COLUMNS} FROM tape_runs"
+        " WHERE app_name = ? AND user_id = ? AND session_id = ? AND invocation_id = ? AND tenant = ?",
+        wanted.app_name,
+        wanted.user_id,
+        wanted.session_id,
+        wanted.invocation_id,
+        wanted.tenant,
+    )
+    return load(Run, row)
 
 
 def tenant_of(tenant_id: str, app_name: str) -> str:
