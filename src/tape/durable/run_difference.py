@@ -62,12 +62,12 @@ def _steps_of(history: RunHistory) -> dict[str, dict[str, Any]]:
 def _merge(left: list[str], right: list[str]) -> list[str]:
     """Both lists in one order: what is in both keeps the order of the left one."""
     merged: list[str] = []
-    place = {name: number for number, name in enumerate(right)}
+    index = {name: number for number, name in enumerate(right)}
     taken = 0
     for name in left:
-        if name in place:
-            merged += [each for each in right[taken : place[name]] if each not in left]
-            taken = max(taken, place[name])
+        if name in index:
+            merged += [each for each in right[taken : index[name]] if each not in left]
+            taken = max(taken, index[name])
         merged.append(name)
     known = set(merged)
     tail = [each for each in right if each not in known]
