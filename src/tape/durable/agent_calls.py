@@ -61,6 +61,7 @@ class AgentCalls:
         self.agent = agent
         self._next = first_index(space)
         self._positions: dict[str, _Position] = {}
+        self._nested: dict[str, AgentCalls] = {}
 
     @classmethod
     def beside_others(cls, call: EffectCall, agent: str) -> AgentCalls:
@@ -70,6 +71,16 @@ class AgentCalls:
             return cls(call, agent, space=call.inner_key(name))
         # The decision is part of it, because calls are counted anew after each decision.
         return cls(call, agent, space=f"{call.run_id}/decision-{call.decision_index}/{name}/{call.number_of(name)}")
+
+    def nested(self, tool: str, call_id: str, agent: str) -> AgentCalls:
+        """The calls of an agent that this one calls as a tool; the same for each time that this call is continued."""
+        if call_id not in self._nested:
+            position = self._positions.get(call_id)
+            where = f"decision-{position.decision_index}/{tool}/{position.call_index}" if position else call_id
+            key = f"{self.call.run_id}/{where}"
+            inner = EffectCall(self.call.run, tool_name=tool, idempotency_key=key, parent=self.call)
+            self._nested[call_id] = AgentCalls(inner, agent, space=key)
+        return self._nested[call_id]
 
     # ── decisions ────────────────────────────────────────────────────────────────────────────────
 
@@ -91,7 +102,12 @@ class AgentCalls:
         await asyncio.to_thread(self._admit)
         marks = {"tape.run_id": self.call.run_id, "tape.decision_index": index}
         with model_span(model=model, provider=provider, agent=self.agent, attributes=marks) as span:
-            response = await ask()
+            try:
+                response = await ask()
+            except BaseException:
+                if self._next == index + 1:
+                    self._next = index  # a framework that asks again makes the same decision
+                raise
             span.answered(model=codec.model(response), usage=codec.usage(response))
             mine = codec.to_json(response)
             kept = await asyncio.to_thread(
