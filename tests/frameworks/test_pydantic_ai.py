@@ -53,7 +53,7 @@ class Script:
 
 
 def agent_of(script: Script, *tools: Any, url: str, name: str = "agent", **more: Any) -> TapeAgent[Any, Any]:
-    settings = {key: more.pop(key) for key in ("budget", "user_id") if key in more}
+    settings = {key: more.pop(key) for key in ("budget", "lease_owner") if key in more}
     agent = Agent(FunctionModel(script, model_name="script-1"), name=name, tools=tools, **more)
     return TapeAgent(agent, app_name="pydantic", url=url, **settings)
 
@@ -347,3 +347,19 @@ async def test_an_agent_without_a_name_and_a_prompt_keeps_the_run_of_its_caller(
         await agent.run("hello")
         assert run.decide(lambda: 3) == 3
     assert any(isinstance(part, UserPromptPart) for message in script.seen for part in message.parts)
+
+
+async def test_a_resumed_agent_that_shows_its_model_something_else_warns_or_stops(
+    server_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_id = new_id()
+    with pytest.raises(IndexError):
+        await agent_of(Script([call("note", text="x")]), _noted(), url=server_url).run("pay 1", run_id=run_id)
+    strict = Agent(FunctionModel(Script()), name="agent", tools=[_noted()])
+    stopping = TapeAgent(strict, app_name="pydantic", url=server_url, on_change="stop", lease_owner="one")
+    with pytest.raises(tape.RunChanged, match="pay 2"):
+        await stopping.run("pay 2", run_id=run_id)
+    agent = agent_of(Script([], [TextPart("done")]), _noted(), url=server_url, lease_owner="one")
+    assert (await agent.run("pay 2", run_id=run_id)).output == "done"
+    assert "has changed" in caplog.text
+    caplog.clear()

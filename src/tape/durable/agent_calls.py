@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from tape.base.coroutines import finish_in_thread
 from tape.base.telemetry.genai import TokenUsage, model_span, tool_span
+from tape.durable.change_detection import StepCheck
 from tape.durable.decision_index import first_index
 from tape.durable.declaration import EffectMeta
+from tape.durable.digest import digest_of
 from tape.durable.effect_call import EffectCall, within
 from tape.durable.effect_execution import BegunEffect, attempt_async
 from tape.errors import BudgetExceeded, RunInterrupted
@@ -46,6 +48,15 @@ class ResponseCodec(Generic[ResponseT]):
 
 
 @dataclass(frozen=True)
+class _DecisionRequest:
+    """What a model is asked for: recorded in short, compared by the digest of all of it."""
+
+    index: int
+    request_json: str
+    digest: str
+
+
+@dataclass(frozen=True)
 class _Position:
     """The position of a tool call: its decision, and its number among that decision's calls of the same tool."""
 
@@ -56,21 +67,23 @@ class _Position:
 class AgentCalls:
     """The calls of one execution of an agent. Decisions are numbered in the order in which they are asked for."""
 
-    def __init__(self, call: EffectCall, agent: str, *, space: str = "") -> None:
+    def __init__(self, call: EffectCall, agent: str, *, space: str = "", on_change: str = "warn") -> None:
         self.call = call
         self.agent = agent
+        self.on_change = on_change
         self._next = first_index(space)
         self._positions: dict[str, _Position] = {}
         self._nested: dict[str, AgentCalls] = {}
 
     @classmethod
-    def beside_others(cls, call: EffectCall, agent: str) -> AgentCalls:
+    def beside_others(cls, call: EffectCall, agent: str, *, on_change: str = "warn") -> AgentCalls:
         """The calls of an agent that shares its run with other code: its decisions have a range of their own."""
         name = f"agent:{agent}"
         if call.idempotency_key:
-            return cls(call, agent, space=call.inner_key(name))
+            return cls(call, agent, space=call.inner_key(name), on_change=on_change)
         # The decision is part of it, because calls are counted anew after each decision.
-        return cls(call, agent, space=f"{call.run_id}/decision-{call.decision_index}/{name}/{call.number_of(name)}")
+        space = f"{call.run_id}/decision-{call.decision_index}/{name}/{call.number_of(name)}"
+        return cls(call, agent, space=space, on_change=on_change)
 
     def nested(self, tool: str, call_id: str, agent: str) -> AgentCalls:
         """The calls of an agent that this one calls as a tool; the same for each time that this call is continued."""
@@ -79,7 +92,7 @@ class AgentCalls:
             where = f"decision-{position.decision_index}/{tool}/{position.call_index}" if position else call_id
             key = f"{self.call.run_id}/{where}"
             inner = EffectCall(self.call.run, tool_name=tool, idempotency_key=key, parent=self.call)
-            self._nested[call_id] = AgentCalls(inner, agent, space=key)
+            self._nested[call_id] = AgentCalls(inner, agent, space=key, on_change=self.on_change)
         return self._nested[call_id]
 
     # ── decisions ────────────────────────────────────────────────────────────────────────────────
@@ -91,12 +104,18 @@ class AgentCalls:
         *,
         model: str,
         provider: str = "",
-        request: Any = None,
+        conversation: Sequence[Any] = (),
     ) -> tuple[ResponseT, bool]:
-        """The model's next answer, and whether it was on record; `ask` is called if it was not."""
+        """The model's next answer, and whether it was on record; `ask` is called if it was not.
+
+        `conversation` is what the model is shown, as JSON values without what differs in each execution: a resumed run
+        compares its digest with the record.
+        """
         index = self._next
         self._next += 1
-        recorded = await asyncio.to_thread(self._recall, index)
+        request = {"agent": self.agent, "messages": len(conversation), "last": list(conversation[-1:])}
+        step = _DecisionRequest(index, to_json(request), digest_of(list(conversation)) if conversation else "")
+        recorded = await asyncio.to_thread(self._recall, step)
         if recorded is not None:
             return self._know(codec, codec.from_json(recorded), index), True
         await asyncio.to_thread(self._admit)
@@ -110,9 +129,8 @@ class AgentCalls:
                 raise
             span.answered(model=codec.model(response), usage=codec.usage(response))
             mine = codec.to_json(response)
-            kept = await asyncio.to_thread(
-                self._record, index, mine, codec.model(response) or model, request, codec.usage(response)
-            )
+            model = codec.model(response) or model
+            kept = await asyncio.to_thread(self._record, step, mine, model, codec.usage(response))
         # Another process may have been faster: the recorded answer counts.
         return self._know(codec, response if kept == mine else codec.from_json(kept), index), False
 
@@ -123,10 +141,22 @@ class AgentCalls:
             counts[call.tool] += 1
         return response
 
-    def _recall(self, index: int) -> str | None:
+    def _recall(self, step: _DecisionRequest) -> str | None:
         run = self.call.run
-        found = run.call(run.client.get_decision, decision_index=index)
-        return found.decision.response_json if found.found else None
+        found: pb.GetDecisionResponse = run.call(run.client.get_decision, decision_index=step.index)
+        if not found.found:
+            return None
+        record = found.decision
+        check = StepCheck(
+            self.call,
+            f"the decision {step.index}",
+            on_change=self.on_change,
+            position="",
+            digest=step.digest,
+            asked=step.request_json,
+        )
+        check.compare(seq=record.seq, digest=record.digest, position="", recorded_json=lambda: record.request_json)
+        return record.response_json
 
     def _admit(self) -> None:
         run = self.call.run
@@ -135,7 +165,7 @@ class AgentCalls:
         if not answer.admitted:
             raise BudgetExceeded(f"The budget of run {run.run_id!r} does not allow it: {answer.reason}.")
 
-    def _record(self, index: int, response_json: str, model: str, request: Any, usage: TokenUsage) -> str:
+    def _record(self, step: _DecisionRequest, response_json: str, model: str, usage: TokenUsage) -> str:
         run = self.call.run
         if usage.total:
             # Spent also if this process dies before the decision is recorded and the model is asked again.
@@ -143,10 +173,11 @@ class AgentCalls:
             run.settle(run.client.charge_budget, usd=usd, tokens=usage.total)
         recorded: pb.DecisionRecord = run.call(
             run.client.record_decision,
-            decision_index=index,
+            decision_index=step.index,
             model=model,
-            request_json=to_json({"agent": self.agent, **(request or {})}),
+            request_json=step.request_json,
             response_json=response_json,
+            digest=step.digest,
         )
         return recorded.response_json
 
@@ -173,6 +204,7 @@ class AgentCalls:
         After an exception of `leaves_open` the effect stays pending: the tool has not acted, and is called again.
         """
         meta = replace(declared, result_type=Any) if declared else EffectMeta(tool)
+        meta = replace(meta, on_change=meta.on_change or self.on_change)
         position = self._positions.get(call_id, _Position(-1, 0))
         root = EffectCall(self.call.run, decision_index=position.decision_index, parent=self.call)
         if position.decision_index < 0 and meta.key_from is None:

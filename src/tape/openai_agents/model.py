@@ -13,13 +13,13 @@ from openai.types.responses import Response, ResponseCompletedEvent, ResponseOut
 
 from tape.durable.agent_calls import AgentCalls
 from tape.errors import InvalidInput
-from tape.openai_agents.records import RESPONSES
+from tape.openai_agents.records import RESPONSES, conversation_of
 
 # The calls of the agent that runs in this context.
 agent_calls: contextvars.ContextVar[AgentCalls | None] = contextvars.ContextVar("tape_openai_calls", default=None)
 
 
-class TapeModel(Model):
+class RecordedModel(Model):
     """A model that is asked once for each decision of the run; outside of a run it is the wrapped one."""
 
     def __init__(self, wrapped: Model, name: str = "") -> None:
@@ -36,6 +36,7 @@ class TapeModel(Model):
             RESPONSES,
             model=self._name,
             provider=self._provider,
+            conversation=conversation_of(arguments, options),
         )
         return response
 
@@ -58,7 +59,13 @@ class TapeModel(Model):
                 raise InvalidInput("The model's stream ended without a completed response.")
             return ModelResponse(output=final.output, usage=_usage(final.usage), response_id=final.id)
 
-        response, is_recorded = await calls.decide(drain, RESPONSES, model=self._name, provider=self._provider)
+        response, is_recorded = await calls.decide(
+            drain,
+            RESPONSES,
+            model=self._name,
+            provider=self._provider,
+            conversation=conversation_of(arguments, options),
+        )
         for event in _events(response) if is_recorded else events:
             yield event
 
@@ -78,8 +85,8 @@ class TapeModel(Model):
         await self.wrapped._cleanup_on_run_end(owner)
 
 
-class TapeModelProvider(ModelProvider):
-    """Finds models by name, each as a `TapeModel`."""
+class RecordedModelProvider(ModelProvider):
+    """Finds models by name, each as a `RecordedModel`."""
 
     def __init__(self, wrapped: ModelProvider) -> None:
         self.wrapped = wrapped
@@ -93,9 +100,9 @@ class TapeModelProvider(ModelProvider):
         await self.wrapped.aclose()
 
 
-def durable_model(model: Model, name: str = "") -> TapeModel:
-    """A model as a `TapeModel`."""
-    return model if isinstance(model, TapeModel) else TapeModel(model, name)
+def durable_model(model: Model, name: str = "") -> RecordedModel:
+    """A model as a `RecordedModel`."""
+    return model if isinstance(model, RecordedModel) else RecordedModel(model, name)
 
 
 def _usage(reported: ResponseUsage | None) -> Usage:

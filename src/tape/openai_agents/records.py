@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from agents import ToolOutputFileContent, ToolOutputImage, ToolOutputText
@@ -11,9 +11,10 @@ from agents.items import ModelResponse
 from agents.usage import Usage
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputItem
 from pydantic import BaseModel, TypeAdapter
+from pydantic_core import to_jsonable_python
 
 from tape.base.telemetry.genai import TokenUsage
-from tape.durable.agent_calls import ResponseCodec, ToolCall
+from tape.durable.agent_calls import RequestedCall, ResponseCodec
 
 _ITEMS: TypeAdapter[list[Any]] = TypeAdapter(list[ResponseOutputItem])
 _USAGE: TypeAdapter[Usage] = TypeAdapter(Usage)
@@ -44,8 +45,9 @@ def _from_json(text: str) -> ModelResponse:
     )
 
 
-def _calls(response: ModelResponse) -> Iterable[ToolCall]:
-    return [ToolCall(item.call_id, item.name) for item in response.output if isinstance(item, ResponseFunctionToolCall)]
+def _calls(response: ModelResponse) -> Iterable[RequestedCall]:
+    asked = [item for item in response.output if isinstance(item, ResponseFunctionToolCall)]
+    return [RequestedCall(item.call_id, item.name) for item in asked]
 
 
 RESPONSES: ResponseCodec[ModelResponse] = ResponseCodec(
@@ -55,6 +57,15 @@ RESPONSES: ResponseCodec[ModelResponse] = ResponseCodec(
     usage=lambda response: TokenUsage(response.usage.input_tokens, response.usage.output_tokens),
     model=lambda _: "",  # the SDK does not say which model answered
 )
+
+
+def conversation_of(arguments: Sequence[Any], options: Mapping[str, Any]) -> list[Any]:
+    """What a model is shown: its instructions and the items of the conversation, without the ids of items."""
+    instructions = options.get("system_instructions", arguments[0] if arguments else None)
+    shown = options.get("input", arguments[1] if len(arguments) > 1 else "")
+    items = [{"content": shown}] if isinstance(shown, str) else shown
+    plain = to_jsonable_python(items, serialize_unknown=True)
+    return [instructions or "", *({name: item[name] for name in item if name != "id"} for item in plain)]
 
 
 # ── results of tools ─────────────────────────────────────────────────────────────────────────────

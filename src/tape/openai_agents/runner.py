@@ -22,7 +22,7 @@ from tape.durable.gates import gate
 from tape.durable.lease import DEFAULT_TTL_MS
 from tape.durable.runs import durable_run
 from tape.errors import InvalidInput, TapeError
-from tape.openai_agents.model import TapeModelProvider, agent_calls, durable_model
+from tape.openai_agents.model import RecordedModelProvider, agent_calls, durable_model
 from tape.openai_agents.records import arguments_of
 from tape.openai_agents.tools import durable_agent
 
@@ -47,6 +47,7 @@ class TapeRunner:
         lease_wait_s: float = 0.0,
         scopes: Sequence[str] | None = None,
         labels: Mapping[str, str] | None = None,
+        on_change: str = "warn",
     ) -> None:
         self._app_name = app_name
         self._run: dict[str, Any] = {
@@ -59,6 +60,7 @@ class TapeRunner:
             "lease_wait_s": lease_wait_s,
             "scopes": scopes,
             "labels": labels,
+            "on_change": on_change,
         }
 
     async def run(self, starting_agent: Agent[Any], input: Any, *, run_id: str = "", **options: Any) -> RunResult:  # noqa: A002 - the SDK's name
@@ -106,7 +108,7 @@ class TapeRunner:
         async with AsyncExitStack() as block:
             call = find_call()
             if call is not None:
-                calls = AgentCalls.beside_others(call, agent.name)
+                calls = AgentCalls.beside_others(call, agent.name, on_change=self._run["on_change"])
             else:
                 session = str(getattr(options.get("session"), "session_id", "") or "")
                 await block.enter_async_context(
@@ -114,7 +116,7 @@ class TapeRunner:
                 )
                 call = find_call()
                 assert call is not None
-                calls = AgentCalls(call, agent.name)
+                calls = AgentCalls(call, agent.name, on_change=self._run["on_change"])
             token = agent_calls.set(calls)
             try:
                 yield calls
@@ -128,8 +130,8 @@ class TapeRunner:
 
 def _durable_config(given: Any) -> RunConfig:
     config = RunConfig(**given) if isinstance(given, dict) else given or RunConfig()
-    if not isinstance(config.model_provider, TapeModelProvider):
-        config = dataclasses.replace(config, model_provider=TapeModelProvider(config.model_provider))
+    if not isinstance(config.model_provider, RecordedModelProvider):
+        config = dataclasses.replace(config, model_provider=RecordedModelProvider(config.model_provider))
     if isinstance(config.model, Model):
         config = dataclasses.replace(config, model=durable_model(config.model))
     return config

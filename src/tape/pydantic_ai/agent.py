@@ -46,6 +46,7 @@ class TapeAgent(WrapperAgent[AgentDepsT, OutputDataT]):
         lease_wait_s: float = 0.0,
         scopes: Sequence[str] | None = None,
         labels: Mapping[str, str] | None = None,
+        on_change: str = "warn",
     ) -> None:
         super().__init__(wrapped)
         self._run: dict[str, Any] = {
@@ -58,6 +59,7 @@ class TapeAgent(WrapperAgent[AgentDepsT, OutputDataT]):
             "lease_wait_s": lease_wait_s,
             "scopes": scopes,
             "labels": labels,
+            "on_change": on_change,
         }
         self._app_name = app_name or wrapped.name or "pydantic-ai"
 
@@ -88,7 +90,7 @@ class TapeAgent(WrapperAgent[AgentDepsT, OutputDataT]):
         name = self.wrapped.name or "agent"
         call = find_call()
         if call is not None:
-            return AgentCalls.beside_others(call, name)
+            return AgentCalls.beside_others(call, name, on_change=self._run["on_change"])
         run = durable_run(
             self._app_name,
             session_id=arguments.get("conversation_id") or "",
@@ -98,7 +100,7 @@ class TapeAgent(WrapperAgent[AgentDepsT, OutputDataT]):
         await block.enter_async_context(run)
         call = find_call()
         assert call is not None
-        return AgentCalls(call, name)
+        return AgentCalls(call, name, on_change=self._run["on_change"])
 
 
 def _durable(toolset: Any) -> Any:

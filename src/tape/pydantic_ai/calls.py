@@ -25,6 +25,7 @@ from tape.durable.gates import gate
 from tape.pydantic_ai.records import (
     RESPONSES,
     arguments_to_record,
+    conversation_of,
     refusal_to_record,
     result_from_record,
     result_to_record,
@@ -50,6 +51,7 @@ class TapeModel(WrapperModel):
             RESPONSES,
             model=self.wrapped.model_name,
             provider=self.wrapped.system,
+            conversation=conversation_of(messages),
         )
         return response
 
@@ -72,7 +74,11 @@ class TapeModel(WrapperModel):
             return stream.get()
 
         response, is_recorded = await agent_calls.get().decide(
-            drain, RESPONSES, model=self.wrapped.model_name, provider=self.wrapped.system
+            drain,
+            RESPONSES,
+            model=self.wrapped.model_name,
+            provider=self.wrapped.system,
+            conversation=conversation_of(messages),
         )
         yield CompletedStreamedResponse(
             response,

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter
 from pydantic_ai.exceptions import ModelRetry, ToolFailed
-from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelResponse, ToolCallPart, ToolReturn, ToolReturnContent
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelMessagesTypeAdapter,
+    ModelResponse,
+    ToolCallPart,
+    ToolReturn,
+    ToolReturnContent,
+)
 from pydantic_core import to_jsonable_python
 
 from tape.base.telemetry.genai import TokenUsage
@@ -47,6 +54,16 @@ RESPONSES: ResponseCodec[ModelResponse] = ResponseCodec(
     usage=_usage,
     model=lambda response: response.model_name or "",
 )
+
+
+def conversation_of(messages: Sequence[ModelMessage]) -> list[Any]:
+    """What a model is shown, without times and ids, which differ in each execution."""
+    return [[[type(part).__name__, _shown(part)] for part in message.parts] for message in messages]
+
+
+def _shown(part: Any) -> Any:
+    content = part.args_as_json_str() if isinstance(part, ToolCallPart) else getattr(part, "content", None)
+    return to_jsonable_python(content, bytes_mode="base64", serialize_unknown=True)
 
 
 # ── results of tools ─────────────────────────────────────────────────────────────────────────────
