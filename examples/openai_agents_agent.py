@@ -3,7 +3,7 @@
     pip install 'tape[openai-agents]'
     OPENAI_AGENTS_DISABLE_TRACING=1 python examples/openai_agents_agent.py
 
-The three lines that make it durable: the import, `TapeRunner` in the place of `Runner`, and a `run_id` that names the
+The three lines that make it durable: the import, `TapeRunner` instead of `Runner`, and a `run_id` that names the
 work. The conversation is kept in a `TapeSession`.
 """
 

@@ -1,4 +1,4 @@
-"""Durable agents of the OpenAI Agents SDK: `TapeRunner` in the place of `Runner`, and sessions in `TapeSession`.
+"""Durable agents of the OpenAI Agents SDK: `TapeRunner` instead of `Runner`, and sessions in `TapeSession`.
 
 Needs the extra: `pip install 'tape[openai-agents]'`.
 """
