@@ -255,6 +255,8 @@ class DurableRun:
         )
 
     def _recorded_decision(self, step: _DecisionStep) -> pb.GetDecisionResponse:
+        if not self.resumed:  # this process has begun the run, so that nothing can be on record
+            return pb.GetDecisionResponse()
         call = self._tape_call
         check = StepCheck(
             call,
