@@ -1554,6 +1554,16 @@ class ReplayDiverged(TapeError):
     status = "FAILED_PRECONDITION"
 
 
+# ── 246x: agent frameworks ───────────────────────────────────────────────────────────────────────
+
+
+class CheckpointDamaged(TapeError):
+    """The content of a checkpoint of LangGraph is not what was written, or was deleted."""
+
+    code = "TAPE-2460"
+    status = "DATA_LOSS"
+
+
 # ── 229x: workers ────────────────────────────────────────────────────────────────────────────────
 
 

@@ -110,11 +110,11 @@ class TapeCheckpointer(BaseCheckpointSaver[int]):
             return self.serde.loads_typed(contents.get(ref))
 
         checkpoint: Any = load(stored.checkpoint)
-        values = {name: load(ref) for name, ref in stored.channels.items()}
+        checkpoint["channel_values"] = {name: load(ref) for name, ref in stored.channels.items()}
         writes = thread.ordered_writes((stored.ns, stored.id))
         return CheckpointTuple(
             config=_config(thread_id, stored.ns, stored.id),
-            checkpoint={**checkpoint, "channel_values": values},
+            checkpoint=checkpoint,
             metadata=load(stored.metadata),
             parent_config=_config(thread_id, stored.ns, stored.parent) if stored.parent else None,
             pending_writes=[(task, channel, load(ref)) for task, channel, ref in writes],

@@ -15,7 +15,7 @@ import msgspec
 
 from tape.client.sync import TapeClient
 from tape.durable.server_retry import call_with_retry
-from tape.errors import EntryDamaged, VersionConflict
+from tape.errors import CheckpointDamaged, VersionConflict
 
 # Bytes that stand in the event itself.
 INLINE_BYTES = 512
@@ -52,7 +52,7 @@ class Contents:
             return ref["type"], base64.b64decode(ref["data"])
         data = b"".join(self._read(key) for key in _keys(ref))
         if hashlib.sha256(data).hexdigest() != ref["sha256"]:
-            raise EntryDamaged(
+            raise CheckpointDamaged(
                 f"The content {ref['sha256']} of a checkpoint in {self._namespace!r} is not what was written."
             )
         return ref["type"], data
@@ -75,7 +75,7 @@ class Contents:
     def _read(self, key: str) -> bytes:
         found = call_with_retry(self._client.get_value, namespace=self._namespace, key=key)
         if not found.found:
-            raise EntryDamaged(f"The content {key} of a checkpoint in {self._namespace!r} was deleted.")
+            raise CheckpointDamaged(f"The content {key} of a checkpoint in {self._namespace!r} was deleted.")
         return base64.b64decode(msgspec.json.decode(found.value.value_json, type=str))
 
 
