@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tape.errors import InvalidEvent
-from tape.session.entry import SCALARS, check_keys, is_scalar, own
+from tape.session.entry import SCALARS, check_keys, own
 from tape.session.lines import encode, quote
 
 Build = Callable[[Any, int, float], tuple[dict[str, Any], bytes | None, dict[str, Any]]]
@@ -72,7 +72,12 @@ def _source(type_name: str, names: list[str], with_line: bool) -> str:
     items.insert(1, f"'type': {type_name!r}")
     entry = f"entry = {{'seq': seq, 't': t, {', '.join(items)}}}"
     are_scalars = " and ".join(f"type({value}) in scalars" for value in values)
-    owned = [f"kept = entry if {are_scalars} else own(entry)"]
+    copies = [
+        f"{name!r}: {value} if type({value}) in scalars else own({value})"
+        for name, value in zip(names, values, strict=True)
+    ]
+    copies.insert(1, f"'type': {type_name!r}")
+    owned = [f"kept = entry if {are_scalars} else {{'seq': seq, 't': t, {', '.join(copies)}}}"]
     if not with_line:
         return _function([*loads, entry, *owned, "return kept, None, entry"])
     texts = [
@@ -110,4 +115,4 @@ def _from_mapping(event: Mapping[str, Any], seq: int, t: float) -> tuple[dict[st
             )
     check_keys(event)
     entry = {"seq": seq, "t": t, **event}
-    return entry if all(map(is_scalar, event.values())) else own(entry), None, entry
+    return entry if SCALARS.issuperset(map(type, event.values())) else own(entry), None, entry

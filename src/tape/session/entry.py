@@ -71,23 +71,19 @@ SCALARS = frozenset({str, int, float, bool, type(None), bytes, complex})
 MAX_DEPTH = 50
 
 
-def is_scalar(value: Any) -> bool:
-    """Whether a value cannot change, so that it need not be copied."""
-    return type(value) in SCALARS
-
-
 def own(value: Any, depth: int = 0) -> Any:
     """A copy of a value that the caller cannot change any more; what cannot be copied becomes its repr."""
     kind = type(value)
     if kind in SCALARS:
         return value
     if depth < MAX_DEPTH:  # deeper ones, and those that contain themselves, are left to deepcopy
+        depth += 1  # scalars are looked at here, because a call of own() takes longer
         if kind is dict:
-            return {key: own(each, depth + 1) for key, each in value.items()}
+            return {key: each if type(each) in SCALARS else own(each, depth) for key, each in value.items()}
         if kind is list:
-            return [own(each, depth + 1) for each in value]
+            return [each if type(each) in SCALARS else own(each, depth) for each in value]
         if kind is tuple:
-            return tuple([own(each, depth + 1) for each in value])
+            return tuple([each if type(each) in SCALARS else own(each, depth) for each in value])
     from copy import deepcopy  # most events have nothing that needs it
 
     try:
