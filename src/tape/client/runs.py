@@ -34,8 +34,13 @@ class RunCalls(ChannelCalls):
         gateway_route: str = "",
         scopes: Sequence[str] | None = None,
         labels: Mapping[str, str] | None = None,
+        parent_run_id: str = "",
+        on_parent_cancel: int = 0,
     ) -> pb.BeginRunResponse:
-        """Begin a run, or resume the one with the same app, user, session and invocation."""
+        """Begin a run, or resume the one with the same app, user, session and invocation.
+
+        A run with a `parent_run_id` is cancelled with its parent, unless `on_parent_cancel` is CHILD_POLICY_LEAVE (2).
+        """
         request = pb.BeginRunRequest(
             app_name=app_name,
             user_id=user_id,
@@ -51,6 +56,8 @@ class RunCalls(ChannelCalls):
             gateway_route=gateway_route,
             scopes=scopes,
             labels=labels,
+            parent_run_id=parent_run_id,
+            on_parent_cancel=cast("pb.ChildPolicy", on_parent_cancel),
         )
         return await self._channel.call(rpcs.BEGIN_RUN, request)
 
@@ -85,9 +92,13 @@ class RunCalls(ChannelCalls):
         request = pb.ResumeRunRequest(run_id=run_id, lease_owner=lease_owner, lease_ttl_ms=lease_ttl_ms, renew=renew)
         return await self._channel.call(rpcs.RESUME_RUN, request)
 
-    async def end_run(self, *, run_id: str, status: int | str = 4, detail_json: str = "") -> pb.EndRunResponse:
-        """End a run; 4 is TERMINAL."""
-        request = pb.EndRunRequest(run_id=run_id, status=cast("pb.RunStatus", status), detail_json=detail_json)
+    async def end_run(
+        self, *, run_id: str, status: int | str = 4, detail_json: str = "", result_json: str = ""
+    ) -> pb.EndRunResponse:
+        """End a run; 4 is TERMINAL, which may have a result."""
+        request = pb.EndRunRequest(
+            run_id=run_id, status=cast("pb.RunStatus", status), detail_json=detail_json, result_json=result_json
+        )
         return await self._channel.call(rpcs.END_RUN, request)
 
     async def get_run(self, run_id: str) -> pb.RunState:
@@ -105,8 +116,9 @@ class RunCalls(ChannelCalls):
         before_started_at_ms: int = 0,
         before_run_id: str = "",
         limit: int = 100,
+        parent_run_id: str = "",
     ) -> pb.ListRunsResponse:
-        """Runs, the newest first; the next page begins before the last run of this one."""
+        """Runs, the newest first, without results; the next page begins before the last run of this one."""
         request = pb.ListRunsRequest(
             app_name=app_name,
             user_id=user_id,
@@ -115,6 +127,7 @@ class RunCalls(ChannelCalls):
             before_started_at_ms=before_started_at_ms,
             before_run_id=before_run_id,
             limit=limit,
+            parent_run_id=parent_run_id,
         )
         return await self._channel.call(rpcs.LIST_RUNS, request)
 

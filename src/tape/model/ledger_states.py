@@ -91,6 +91,14 @@ class Owed(IntEnum):
     ALWAYS = 2
 
 
+class ChildPolicy(IntEnum):
+    """What becomes of a child run when its parent is cancelled; unspecified means CANCEL."""
+
+    UNSPECIFIED = 0
+    CANCEL = 1
+    LEAVE = 2
+
+
 class GateState(IntEnum):
     """Where a gate stands: without an answer, answered, timed out, or its run ended without an answer."""
 

@@ -86,6 +86,12 @@ class TaskStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_STATUS_FAILED: _ClassVar[TaskStatus]
     TASK_STATUS_DLQ: _ClassVar[TaskStatus]
 
+class ChildPolicy(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    CHILD_POLICY_UNSPECIFIED: _ClassVar[ChildPolicy]
+    CHILD_POLICY_CANCEL: _ClassVar[ChildPolicy]
+    CHILD_POLICY_LEAVE: _ClassVar[ChildPolicy]
+
 class GateState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     GATE_STATE_UNSPECIFIED: _ClassVar[GateState]
@@ -142,6 +148,9 @@ TASK_STATUS_CLAIMED: TaskStatus
 TASK_STATUS_DONE: TaskStatus
 TASK_STATUS_FAILED: TaskStatus
 TASK_STATUS_DLQ: TaskStatus
+CHILD_POLICY_UNSPECIFIED: ChildPolicy
+CHILD_POLICY_CANCEL: ChildPolicy
+CHILD_POLICY_LEAVE: ChildPolicy
 GATE_STATE_UNSPECIFIED: GateState
 GATE_STATE_WAITING: GateState
 GATE_STATE_ANSWERED: GateState
@@ -149,7 +158,7 @@ GATE_STATE_TIMED_OUT: GateState
 GATE_STATE_CLOSED: GateState
 
 class BeginRunRequest(_message.Message):
-    __slots__ = ("app_name", "user_id", "session_id", "invocation_id", "lease_owner", "lease_ttl_ms", "tenant_id", "actor", "subject", "agent_id", "aiplex_instance_id", "gateway_route", "scopes", "labels")
+    __slots__ = ("app_name", "user_id", "session_id", "invocation_id", "lease_owner", "lease_ttl_ms", "tenant_id", "actor", "subject", "agent_id", "aiplex_instance_id", "gateway_route", "scopes", "labels", "parent_run_id", "on_parent_cancel")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -171,6 +180,8 @@ class BeginRunRequest(_message.Message):
     GATEWAY_ROUTE_FIELD_NUMBER: _ClassVar[int]
     SCOPES_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
+    PARENT_RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ON_PARENT_CANCEL_FIELD_NUMBER: _ClassVar[int]
     app_name: str
     user_id: str
     session_id: str
@@ -185,7 +196,9 @@ class BeginRunRequest(_message.Message):
     gateway_route: str
     scopes: _containers.RepeatedScalarFieldContainer[str]
     labels: _containers.ScalarMap[str, str]
-    def __init__(self, app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., invocation_id: _Optional[str] = ..., lease_owner: _Optional[str] = ..., lease_ttl_ms: _Optional[int] = ..., tenant_id: _Optional[str] = ..., actor: _Optional[str] = ..., subject: _Optional[str] = ..., agent_id: _Optional[str] = ..., aiplex_instance_id: _Optional[str] = ..., gateway_route: _Optional[str] = ..., scopes: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+    parent_run_id: str
+    on_parent_cancel: ChildPolicy
+    def __init__(self, app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., invocation_id: _Optional[str] = ..., lease_owner: _Optional[str] = ..., lease_ttl_ms: _Optional[int] = ..., tenant_id: _Optional[str] = ..., actor: _Optional[str] = ..., subject: _Optional[str] = ..., agent_id: _Optional[str] = ..., aiplex_instance_id: _Optional[str] = ..., gateway_route: _Optional[str] = ..., scopes: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., parent_run_id: _Optional[str] = ..., on_parent_cancel: _Optional[_Union[ChildPolicy, str]] = ...) -> None: ...
 
 class BeginRunResponse(_message.Message):
     __slots__ = ("run_id", "resumed", "next_seq", "status")
@@ -218,14 +231,16 @@ class ResumeRunResponse(_message.Message):
     def __init__(self, run: _Optional[_Union[RunState, _Mapping]] = ...) -> None: ...
 
 class EndRunRequest(_message.Message):
-    __slots__ = ("run_id", "status", "detail_json")
+    __slots__ = ("run_id", "status", "detail_json", "result_json")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_JSON_FIELD_NUMBER: _ClassVar[int]
+    RESULT_JSON_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     status: RunStatus
     detail_json: str
-    def __init__(self, run_id: _Optional[str] = ..., status: _Optional[_Union[RunStatus, str]] = ..., detail_json: _Optional[str] = ...) -> None: ...
+    result_json: str
+    def __init__(self, run_id: _Optional[str] = ..., status: _Optional[_Union[RunStatus, str]] = ..., detail_json: _Optional[str] = ..., result_json: _Optional[str] = ...) -> None: ...
 
 class EndRunResponse(_message.Message):
     __slots__ = ("run",)
@@ -266,7 +281,7 @@ class SubscribeRunRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., from_seq: _Optional[int] = ..., skip_gaps: bool = ...) -> None: ...
 
 class RunState(_message.Message):
-    __slots__ = ("run_id", "app_name", "user_id", "session_id", "invocation_id", "status", "seq_cursor", "lease_owner", "lease_expires_at_ms", "started_at_ms", "ended_at_ms", "waiting_on_gate", "tenant_id", "actor", "subject", "agent_id", "aiplex_instance_id", "gateway_route", "scopes", "labels", "former_status", "detail_json", "gates", "more_gates", "forked_from", "forked_at_seq", "forked_at_decision")
+    __slots__ = ("run_id", "app_name", "user_id", "session_id", "invocation_id", "status", "seq_cursor", "lease_owner", "lease_expires_at_ms", "started_at_ms", "ended_at_ms", "waiting_on_gate", "tenant_id", "actor", "subject", "agent_id", "aiplex_instance_id", "gateway_route", "scopes", "labels", "former_status", "detail_json", "result_json", "error_type", "error_message", "parent_run_id", "on_parent_cancel", "gates", "more_gates", "forked_from", "forked_at_seq", "forked_at_decision")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -296,6 +311,11 @@ class RunState(_message.Message):
     LABELS_FIELD_NUMBER: _ClassVar[int]
     FORMER_STATUS_FIELD_NUMBER: _ClassVar[int]
     DETAIL_JSON_FIELD_NUMBER: _ClassVar[int]
+    RESULT_JSON_FIELD_NUMBER: _ClassVar[int]
+    ERROR_TYPE_FIELD_NUMBER: _ClassVar[int]
+    ERROR_MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    PARENT_RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ON_PARENT_CANCEL_FIELD_NUMBER: _ClassVar[int]
     GATES_FIELD_NUMBER: _ClassVar[int]
     MORE_GATES_FIELD_NUMBER: _ClassVar[int]
     FORKED_FROM_FIELD_NUMBER: _ClassVar[int]
@@ -323,12 +343,17 @@ class RunState(_message.Message):
     labels: _containers.ScalarMap[str, str]
     former_status: RunStatus
     detail_json: str
+    result_json: str
+    error_type: str
+    error_message: str
+    parent_run_id: str
+    on_parent_cancel: ChildPolicy
     gates: _containers.RepeatedCompositeFieldContainer[GateRecord]
     more_gates: bool
     forked_from: str
     forked_at_seq: int
     forked_at_decision: int
-    def __init__(self, run_id: _Optional[str] = ..., app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., invocation_id: _Optional[str] = ..., status: _Optional[_Union[RunStatus, str]] = ..., seq_cursor: _Optional[int] = ..., lease_owner: _Optional[str] = ..., lease_expires_at_ms: _Optional[int] = ..., started_at_ms: _Optional[int] = ..., ended_at_ms: _Optional[int] = ..., waiting_on_gate: _Optional[str] = ..., tenant_id: _Optional[str] = ..., actor: _Optional[str] = ..., subject: _Optional[str] = ..., agent_id: _Optional[str] = ..., aiplex_instance_id: _Optional[str] = ..., gateway_route: _Optional[str] = ..., scopes: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., former_status: _Optional[_Union[RunStatus, str]] = ..., detail_json: _Optional[str] = ..., gates: _Optional[_Iterable[_Union[GateRecord, _Mapping]]] = ..., more_gates: bool = ..., forked_from: _Optional[str] = ..., forked_at_seq: _Optional[int] = ..., forked_at_decision: _Optional[int] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., invocation_id: _Optional[str] = ..., status: _Optional[_Union[RunStatus, str]] = ..., seq_cursor: _Optional[int] = ..., lease_owner: _Optional[str] = ..., lease_expires_at_ms: _Optional[int] = ..., started_at_ms: _Optional[int] = ..., ended_at_ms: _Optional[int] = ..., waiting_on_gate: _Optional[str] = ..., tenant_id: _Optional[str] = ..., actor: _Optional[str] = ..., subject: _Optional[str] = ..., agent_id: _Optional[str] = ..., aiplex_instance_id: _Optional[str] = ..., gateway_route: _Optional[str] = ..., scopes: _Optional[_Iterable[str]] = ..., labels: _Optional[_Mapping[str, str]] = ..., former_status: _Optional[_Union[RunStatus, str]] = ..., detail_json: _Optional[str] = ..., result_json: _Optional[str] = ..., error_type: _Optional[str] = ..., error_message: _Optional[str] = ..., parent_run_id: _Optional[str] = ..., on_parent_cancel: _Optional[_Union[ChildPolicy, str]] = ..., gates: _Optional[_Iterable[_Union[GateRecord, _Mapping]]] = ..., more_gates: bool = ..., forked_from: _Optional[str] = ..., forked_at_seq: _Optional[int] = ..., forked_at_decision: _Optional[int] = ...) -> None: ...
 
 class JournalEntry(_message.Message):
     __slots__ = ("seq", "kind", "payload_json", "ts_ms", "global_seq", "subject", "schema_version", "trace_id", "span_id", "parent_span_id", "gaps")
@@ -1765,7 +1790,7 @@ class ServerInfo(_message.Message):
     def __init__(self, version: _Optional[str] = ..., journal_id: _Optional[str] = ..., grpc_ports: _Optional[_Iterable[int]] = ..., http_port: _Optional[int] = ..., call_protocols: _Optional[_Iterable[str]] = ..., max_message_bytes: _Optional[int] = ...) -> None: ...
 
 class ListRunsRequest(_message.Message):
-    __slots__ = ("app_name", "user_id", "session_id", "status", "before_started_at_ms", "before_run_id", "limit")
+    __slots__ = ("app_name", "user_id", "session_id", "status", "before_started_at_ms", "before_run_id", "limit", "parent_run_id")
     APP_NAME_FIELD_NUMBER: _ClassVar[int]
     USER_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -1773,6 +1798,7 @@ class ListRunsRequest(_message.Message):
     BEFORE_STARTED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     BEFORE_RUN_ID_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
+    PARENT_RUN_ID_FIELD_NUMBER: _ClassVar[int]
     app_name: str
     user_id: str
     session_id: str
@@ -1780,7 +1806,8 @@ class ListRunsRequest(_message.Message):
     before_started_at_ms: int
     before_run_id: str
     limit: int
-    def __init__(self, app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., status: _Optional[_Union[RunStatus, str]] = ..., before_started_at_ms: _Optional[int] = ..., before_run_id: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+    parent_run_id: str
+    def __init__(self, app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., status: _Optional[_Union[RunStatus, str]] = ..., before_started_at_ms: _Optional[int] = ..., before_run_id: _Optional[str] = ..., limit: _Optional[int] = ..., parent_run_id: _Optional[str] = ...) -> None: ...
 
 class ListRunsResponse(_message.Message):
     __slots__ = ("runs",)
@@ -1919,18 +1946,20 @@ class RedriveTasksResponse(_message.Message):
     def __init__(self, redriven: _Optional[int] = ..., more: bool = ...) -> None: ...
 
 class RetryRunsRequest(_message.Message):
-    __slots__ = ("run_ids", "subscription", "ended_after_ms", "limit", "dry_run")
+    __slots__ = ("run_ids", "subscription", "ended_after_ms", "limit", "dry_run", "resume")
     RUN_IDS_FIELD_NUMBER: _ClassVar[int]
     SUBSCRIPTION_FIELD_NUMBER: _ClassVar[int]
     ENDED_AFTER_MS_FIELD_NUMBER: _ClassVar[int]
     LIMIT_FIELD_NUMBER: _ClassVar[int]
     DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
     run_ids: _containers.RepeatedScalarFieldContainer[str]
     subscription: str
     ended_after_ms: int
     limit: int
     dry_run: bool
-    def __init__(self, run_ids: _Optional[_Iterable[str]] = ..., subscription: _Optional[str] = ..., ended_after_ms: _Optional[int] = ..., limit: _Optional[int] = ..., dry_run: bool = ...) -> None: ...
+    resume: bool
+    def __init__(self, run_ids: _Optional[_Iterable[str]] = ..., subscription: _Optional[str] = ..., ended_after_ms: _Optional[int] = ..., limit: _Optional[int] = ..., dry_run: bool = ..., resume: bool = ...) -> None: ...
 
 class RetryRunsResponse(_message.Message):
     __slots__ = ("runs", "more")

@@ -42,6 +42,7 @@ class Ending(msgspec.Struct, frozen=True):
 
     status: int
     detail_json: str = ""
+    result_json: str = ""
 
 
 class Move(msgspec.Struct, frozen=True):
@@ -112,6 +113,7 @@ def advance(tx: Transaction, move: Move) -> Begun | Denied | None:
             run_id,
             move.end.status,
             detail_json=move.end.detail_json,
+            result_json=move.end.result_json,
             owner=owner,
             caller=caller,
             may_end_parked=False,
@@ -170,6 +172,8 @@ class _Sheet:
         is_visible = run is not None and move.principal.sees(run.tenant)
         if run is None or not is_visible or run.status not in _GOING_ON or run.former_status:
             return UNUSUAL
+        if run.parent_run_id and move.end is not None:
+            return UNUSUAL  # its parent may wait for it
         try:
             return self._decide(run, move)
         except TapeError as error:
@@ -201,7 +205,7 @@ class _Sheet:
                 result = Begun(existing, existed=True)
         if move.end is not None:
             runs.check_end(run)
-            run = runs.ended(run, RunStatus.TERMINAL, move.end.detail_json)
+            run = runs.ended(run, RunStatus.TERMINAL, move.end.detail_json, move.end.result_json)
             drafts.append((runs.draft_of(run, *runs.describe_end(run), move.trace), None))
         if run is not before:
             self._runs[run.run_id] = run

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from tape.model.ledger_states import RunStatus
+from tape.model.ledger_states import ChildPolicy, RunStatus
 from tape.store.records import Record, columns
 
 # The app of runs that workers of a pool carry on: their tasks bring them back, so recovery leaves them alone.
@@ -46,6 +46,11 @@ class Run(Record, frozen=True):
     forked_from: str = ""
     forked_at_seq: int = 0
     forked_at_decision: int = 0
+    # What a finished run gave, as JSON; '' if nothing was recorded.
+    result_json: str = ""
+    # The run that began it, and what becomes of it when that one is cancelled.
+    parent_run_id: str = ""
+    on_parent_cancel: ChildPolicy = ChildPolicy.UNSPECIFIED
 
     @property
     def scopes(self) -> list[str]:
@@ -59,3 +64,5 @@ class Run(Record, frozen=True):
 
 
 COLUMNS = columns(Run)
+# For lists, which have no results: one may be as large as a payload.
+LISTED_COLUMNS = ", ".join("'' AS result_json" if name == "result_json" else name for name in Run.__struct_fields__)

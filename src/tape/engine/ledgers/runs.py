@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import msgspec
@@ -11,7 +12,7 @@ from tape.base.clock import now_ms
 from tape.base.ids import new_time_ordered_id
 from tape.base.telemetry.tracing import NO_TRACE, Trace
 from tape.engine.ledgers import summary_runs
-from tape.engine.ledgers.run_record import COLUMNS, PLAYBOOKS, Run
+from tape.engine.ledgers.run_record import COLUMNS, LISTED_COLUMNS, PLAYBOOKS, Run
 from tape.errors import (
     IllegalTransition,
     InvalidInput,
@@ -188,6 +189,8 @@ def begin(
     wanted = msgspec.structs.replace(wanted, tenant=wanted.tenant or tenant_of(wanted.tenant_id, wanted.app_name))
     if (existing := find_invocation(tx, wanted)) is not None:
         return _resume_existing(tx, existing, owner, lease_ms, caller), True
+    if wanted.parent_run_id:
+        _check_parent(tx, wanted)
     now = now_ms()
     run = msgspec.structs.replace(
         wanted,
@@ -210,6 +213,7 @@ def begin(
         "subject": run.subject,
         "agent_id": run.agent_id,
         "aiplex_instance_id": run.aiplex_instance_id,
+        **({"parent_run_id": run.parent_run_id} if run.parent_run_id else {}),
         **(extra_payload or {}),
     }
     journal(tx, run, subject_of(run, "running"), payload, trace)
@@ -228,6 +232,17 @@ def find_invocation(tx: Transaction, wanted: Run) -> Run | None:
         wanted.tenant,
     )
     return load(Run, row)
+
+
+def _check_parent(tx: Transaction, child: Run) -> None:
+    """Raise unless the parent of a new run exists, belongs to the same tenant, and may begin something."""
+    parent = get(tx, child.parent_run_id)
+    if parent.tenant != child.tenant:
+        raise InvalidInput(
+            f"parent_run_id {child.parent_run_id!r} is a run of another tenant ({parent.tenant!r}, the new run belongs"
+            f" to {child.tenant!r}); begin the child with the tenant_id or app_name of its parent."
+        )
+    check_acting(parent)
 
 
 def tenant_of(tenant_id: str, app_name: str) -> str:
@@ -292,6 +307,7 @@ STATE_COLUMNS = (
     "ended_at_ms",
     "detail_json",
     "dead_task_id",
+    "result_json",
 )
 
 
@@ -308,6 +324,7 @@ def state_row(run: Run) -> tuple[Any, ...]:
         run.ended_at_ms,
         run.detail_json,
         run.dead_task_id,
+        run.result_json,
     )
 
 
@@ -339,16 +356,20 @@ def end(
     status: int,
     *,
     detail_json: str = "",
+    result_json: str = "",
+    facts_json: str = "",
     dead_task_id: str = "",
     owner: str = "",
     caller: str = "",
     may_end_parked: bool = True,
+    with_children: bool = True,
     trace: Trace = NO_TRACE,
 ) -> Run:
     """End a run, or make it COMPENSATING. Repeating the same status changes nothing.
 
     `dead_task_id` is the command whose dead letter fails the run: redriving that task reopens the run. Without
-    `may_end_parked`, a run that waits is not ended.
+    `may_end_parked`, a run that waits is not ended. `facts_json` is a JSON object for the entry. Up to 200 runs below a
+    cancelled one are cancelled with it; `cancel_children` cancels the rest.
     """
     after = parse(RunStatus, "status", status)
     if after not in _ENDINGS:
@@ -366,7 +387,9 @@ def end(
         )
     if run.status == after:
         return with_cursor(tx, run)
-    before, run = run, ended(run, after, detail_json)
+    if result_json and after != RunStatus.TERMINAL:
+        raise InvalidInput(f"result_json belongs to a run that ends as TERMINAL, not as {after.name}.")
+    before, run = run, ended(run, after, detail_json, result_json)
     if dead_task_id:
         run = msgspec.structs.replace(run, dead_task_id=dead_task_id)
     tx.update("tape_runs", ("run_id",), STATE_COLUMNS, [state_row(run)])
@@ -378,8 +401,25 @@ def end(
         )
     elif before.status in UNDOING:  # the run has compensated itself and reports success
         _clear_owed(tx, run_id)
-    journal(tx, run, *describe_end(run), trace)
+    subject_name, payload = describe_end(run)
+    journal(tx, run, subject_name, payload | _facts(facts_json), trace)
+    if after == RunStatus.CANCELLED and with_children:
+        children().cancel_children(tx, run_id, trace=trace)
+    if run.parent_run_id and after in ENDED:
+        children().wake_parent(tx, run, trace)
     return with_cursor(tx, run)
+
+
+def children() -> ModuleType:
+    """The functions of child runs, which end runs themselves."""
+    from tape.engine.ledgers import children  # here, because it imports this module
+
+    return children
+
+
+def _facts(facts_json: str) -> dict[str, Any]:
+    facts = msgspec.json.decode(facts_json, type=dict[str, msgspec.Raw]) if facts_json else {}
+    return {name: facts[name] for name in ("result", "result_bytes", "error") if name in facts}
 
 
 def check_end(run: Run) -> None:
@@ -388,13 +428,14 @@ def check_end(run: Run) -> None:
         raise RunRefused(RunWaiting(f"{_describe_waiting(run)} An operator may cancel it: tape runs cancel."))
 
 
-def ended(run: Run, after: RunStatus, detail_json: str) -> Run:
+def ended(run: Run, after: RunStatus, detail_json: str, result_json: str = "") -> Run:
     """The run with this final status."""
     return msgspec.structs.replace(
         run,
         status=after,
         ended_at_ms=now_ms(),
         detail_json=detail_json,
+        result_json=result_json,
         lease_owner="",
         lease_expires_at_ms=0,
         lease_caller="",
@@ -460,7 +501,7 @@ def list_recoverable(reader: Reader, *, app_name: str = "", now: int = 0, limit:
     # SQLite would go through every execution that waits for a worker to find the few runs that are meant.
     by = " INDEXED BY tape_runs_to_recover" if reader.dialect == "sqlite" and not app_name else ""
     rows = reader.query(
-        f"SELECT {COLUMNS} FROM tape_runs{by}"
+        f"SELECT {LISTED_COLUMNS} FROM tape_runs{by}"
         f" WHERE status IN ({RunStatus.RUNNABLE}, {RunStatus.RUNNING}, {RunStatus.WAITING})"
         " AND (status = ? OR (status = ? AND (lease_expires_at_ms < ? OR lease_expires_at_ms > ?))"
         " OR (status = ? AND EXISTS (SELECT 1 FROM tape_signals s WHERE s.run_id = tape_runs.run_id"
@@ -484,18 +525,25 @@ def list_newest_first(
     user_id: str = "",
     session_id: str = "",
     status: int = 0,
+    parent_run_id: str = "",
     before: tuple[int, str] = (0, ""),
     limit: int = 0,
 ) -> list[Run]:
-    """List runs of all apps, an app, a user or a session, newest first; `before` is the last run of a page."""
+    """List runs of all apps, an app, a user, a session or a parent, newest first, without their results.
+
+    `before` is the last run of a page.
+    """
     owner_ids = {"app_name": app_name, "user_id": user_id, "session_id": session_id}
     for outer, inner in (("app_name", "user_id"), ("user_id", "session_id")):
         if owner_ids[inner] and not owner_ids[outer]:
             raise InvalidInput(f"{inner} {owner_ids[inner]!r} needs the {outer} it belongs to.")
     if not (principal := current_principal()).sees_all_tenants:
         owner_ids["tenant"] = principal.tenant
+    owner_ids["parent_run_id"] = parent_run_id
     conditions = [f"{name} = ?" for name, value in owner_ids.items() if value]
     params: list[Any] = [value for value in owner_ids.values() if value]
+    if parent_run_id:
+        conditions.append("parent_run_id <> ''")  # the condition of the index
     if before[0] > 0:
         conditions.append("(started_at_ms, run_id) < (?, ?)")
         params += before
@@ -503,14 +551,16 @@ def list_newest_first(
     # A user's runs are walked by time. An app's may be many and the state wanted rare, so its index has
     # the state before the time; without a state it is asked for each.
     by_status = "+status = ?" if user_id else "status = ?"
-    if app_name and not user_id and not status:
+    if app_name and not user_id and not status and not parent_run_id:
         statuses = list(RunStatus)
     count = limit if limit > 0 else DEFAULT_LIMIT
     parts, values = [], []
     for number, each in enumerate(statuses):
         wanted = conditions if each is None else [*conditions, by_status]
         where = f" WHERE {' AND '.join(wanted)}" if wanted else ""
-        parts.append(f"SELECT * FROM (SELECT {COLUMNS} FROM tape_runs{where}{_NEWEST_FIRST} LIMIT ?) AS part{number}")
+        parts.append(
+            f"SELECT * FROM (SELECT {LISTED_COLUMNS} FROM tape_runs{where}{_NEWEST_FIRST} LIMIT ?) AS part{number}"
+        )
         values += [*params, *([] if each is None else [int(each)]), count]
     return load_all(Run, reader.query(f"{' UNION ALL '.join(parts)}{_NEWEST_FIRST} LIMIT ?", *values, count))
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from tape.base.telemetry.tracing import Trace, parse_traceparent
 from tape.engine.ledgers.advance import Completion, Ending, Move, Unusual, advance, advance_many
 from tape.engine.ledgers.effects import Begun, Denied, completed_status
+from tape.engine.ledgers.run_results import check_result
 from tape.engine.reactions.registry import qualify_reaction
 from tape.errors import InvalidInput, TapeError
 from tape.journal.journal import Journal
@@ -92,7 +93,9 @@ class AdvanceService:
             begin=wanted_effect(request.begin, self._max_bytes) if request.HasField("begin") else None,
             change_check=parse(ChangeCheck, "begin.change_check", request.begin.change_check),
             after_seq=request.begin.after_seq,
-            end=Ending(request.end.status, request.end.detail_json) if request.HasField("end") else None,
+            end=Ending(request.end.status, request.end.detail_json, request.end.result_json)
+            if request.HasField("end")
+            else None,
             trace=trace,
             principal=current_principal(),
             caller=caller,
@@ -109,7 +112,8 @@ class AdvanceService:
         for each in request.complete:
             check_texts(self._max_bytes, response_json=each.response_json, error_json=each.error_json)
         if request.HasField("end"):
-            check_texts(self._max_bytes, detail_json=request.end.detail_json)
+            check_texts(self._max_bytes, detail_json=request.end.detail_json, result_json=request.end.result_json)
+            check_result(request.end.result_json)
 
 
 def _weight(move: Move) -> int:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import msgspec
 
-from tape.engine.ledgers import budgets, compaction, decisions, gate_list, runs, steps
+from tape.engine.ledgers import budgets, children, compaction, decisions, gate_list, run_results, runs, steps
 from tape.engine.ledgers.decisions import Decision
 from tape.engine.ledgers.run_record import Run
 from tape.journal.journal import Journal
-from tape.model.ledger_states import RunStatus
+from tape.model.entry import Draft
+from tape.model.ledger_states import ChildPolicy, RunStatus, parse
 from tape.model.principal import current_principal
 from tape.proto import tape_pb2 as pb
 from tape.server.grpc.checks import check_texts
@@ -22,6 +23,7 @@ class RunsService:
     """RPCs of runs and their ledgers."""
 
     def __init__(self, journal: Journal) -> None:
+        self._journal = journal
         self._database = journal.database
         self._max_bytes = journal.max_payload_bytes
 
@@ -42,6 +44,8 @@ class RunsService:
             gateway_route=request.gateway_route,
             scopes_json=msgspec.json.encode(list(request.scopes)).decode(),
             labels_json=msgspec.json.encode(dict(request.labels)).decode(),
+            parent_run_id=request.parent_run_id,
+            on_parent_cancel=parse(ChildPolicy, "on_parent_cancel", request.on_parent_cancel),
         )
         trace = trace_of(context)
         owner, caller = request.lease_owner or owner_of(context), caller_of(context)
@@ -61,8 +65,12 @@ class RunsService:
         return pb.ResumeRunResponse(run=run_state(run))
 
     async def end_run(self, request: pb.EndRunRequest, context: Context) -> pb.EndRunResponse:
-        """End a run."""
-        check_texts(self._max_bytes, detail_json=request.detail_json)
+        """End a run. The runs below a cancelled one are cancelled in transactions of 200."""
+        check_texts(self._max_bytes, detail_json=request.detail_json, result_json=request.result_json)
+        run_results.check_result(request.result_json)
+        facts_json = await self._screened(
+            request, run_results.facts_json(request.status, request.detail_json, request.result_json)
+        )
         trace, owner = trace_of(context), owner_of(context)
         # An operator looks after runs from outside: it names no lease owner, and needs no lease to cancel one.
         is_cancelled_from_outside = request.status == pb.RUN_STATUS_CANCELLED and not owner and is_operator()
@@ -73,13 +81,35 @@ class RunsService:
                 request.run_id,
                 request.status,
                 detail_json=request.detail_json,
+                result_json=request.result_json,
+                facts_json=facts_json,
                 owner=owner,
                 caller=caller,
                 may_end_parked=is_cancelled_from_outside,
                 trace=trace,
-            )
+            ),
+            size=request.ByteSize() + len(facts_json),
         )
+        if run.status == RunStatus.CANCELLED:
+            while await self._database.write(lambda tx: children.cancel_children(tx, request.run_id, trace=trace)):
+                pass
         return pb.EndRunResponse(run=run_state(run))
+
+    async def _screened(self, request: pb.EndRunRequest, facts_json: str) -> str:
+        """What the entry of the end says, with secrets hidden and large fields in the object store."""
+        screen = self._journal.screen
+        if not facts_json or screen is None:
+            return facts_json
+        run = await self._database.read(lambda reader: runs.get(reader, request.run_id))
+        draft = Draft(
+            subject=runs.subject_of(run, "ended"),
+            kind="run",
+            payload_json=facts_json,
+            tenant=run.tenant,
+            user=run.user_id,
+            session=run.session_id,
+        )
+        return (await screen([draft]))[0].payload_json
 
     async def get_run(self, request: pb.GetRunRequest, context: Context) -> pb.RunState:
         """The current state of a run, with its gates."""
@@ -100,7 +130,7 @@ class RunsService:
                 reader, app_name=request.app_name, now=request.now_ms, limit=request.limit
             )
         )
-        return pb.ListRunsToRecoverResponse(runs=map(run_state, found))
+        return pb.ListRunsToRecoverResponse(runs=map(_listed, found))
 
     async def list_runs(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
         """Runs, the newest first."""
@@ -111,11 +141,12 @@ class RunsService:
                 user_id=request.user_id,
                 session_id=request.session_id,
                 status=request.status,
+                parent_run_id=request.parent_run_id,
                 before=(request.before_started_at_ms, request.before_run_id),
                 limit=request.limit,
             )
         )
-        return pb.ListRunsResponse(runs=map(run_state, found))
+        return pb.ListRunsResponse(runs=map(_listed, found))
 
     async def list_compactable_runs(
         self, request: pb.ListCompactableRunsRequest, context: Context
@@ -124,7 +155,7 @@ class RunsService:
         found = await self._database.read(
             lambda reader: compaction.list_compactable(reader, before_ms=request.before_ms, limit=request.limit)
         )
-        return pb.ListCompactableRunsResponse(runs=map(run_state, found))
+        return pb.ListCompactableRunsResponse(runs=map(_listed, found))
 
     async def compact_run(self, request: pb.CompactRunRequest, context: Context) -> pb.CompactRunResponse:
         """Blank the payloads of a settled run's decisions and effects."""
@@ -208,4 +239,15 @@ class RunsService:
 
 def run_state(run: Run) -> pb.RunState:
     """A run on the wire."""
-    return to_message(pb.RunState, run, scopes=run.scopes, labels=run.labels)
+    state = _listed(run)
+    state.result_json = run_results.result_json(run)
+    return state
+
+
+def _listed(run: Run) -> pb.RunState:
+    """A run in a list: without its result."""
+    error_type, error_message = run_results.error_of(run)
+    named = {"error_type": error_type, "error_message": error_message}
+    state = to_message(pb.RunState, run, scopes=run.scopes, labels=run.labels, **named)
+    state.ClearField("result_json")
+    return state
