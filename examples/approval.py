@@ -40,8 +40,6 @@ def main() -> None:
                 print("not approved; nothing is paid")
     except tape.RunParked as parked:
         print(parked)
-    except tape.RunEnded as over:
-        print(over)
 
 
 if __name__ == "__main__":

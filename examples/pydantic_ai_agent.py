@@ -52,10 +52,7 @@ def send(what: str, about: str) -> None:
 
 
 def main() -> None:
-    try:
-        print(agent.run_sync("Pay what is due.", run_id=f"pay-{DAY}").output)
-    except tape.RunEnded as over:
-        print(over)
+    print(agent.run_sync("Pay what is due.", run_id=f"pay-{DAY}").output)
 
 
 if __name__ == "__main__":

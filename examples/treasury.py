@@ -28,13 +28,13 @@ def sweep(amount: int, tool_context: Any = None) -> dict[str, Any]:
 
 
 def main() -> None:
-    try:
-        with tape.durable_run("treasury", user_id="ann", invocation_id=f"sweep-{DAY}", url=URL) as run:
-            choice = run.decide(think, model="demo-1", rationale="idle cash")
-            moved = sweep(choice["amount"])
-            print(f"swept {moved['amount']:,} as {moved['reference']}")
-    except tape.RunEnded as over:
-        print(over)
+    with tape.durable_run("treasury", user_id="ann", invocation_id=f"sweep-{DAY}", url=URL) as run:
+        choice = run.decide(think, model="demo-1", rationale="idle cash")
+        run.result = sweep(choice["amount"])
+    if run.is_finished:
+        print(f"nothing is left to do: swept {run.result['amount']:,} before")
+    else:
+        print(f"swept {run.result['amount']:,} as {run.result['reference']}")
 
 
 if __name__ == "__main__":

@@ -82,7 +82,7 @@ def test_the_pydantic_ai_agent_asks_and_pays_once(env: dict[str, str]) -> None:
     ]
     assert first[-1] == "Both invoices are paid."
     [second] = example("pydantic_ai_agent.py", env)
-    assert "nothing is left to do" in second
+    assert second == "Both invoices are paid."  # from the record
 
 
 def test_the_openai_agents_agent_hands_off_asks_and_pays_once(env: dict[str, str]) -> None:
@@ -90,4 +90,4 @@ def test_the_openai_agents_agent_hands_off_asks_and_pays_once(env: dict[str, str
     assert len([line for line in first if line.startswith("asking")]) == 3
     assert first[-1] == "Both invoices are paid."
     [second] = example("openai_agents_agent.py", env)
-    assert "nothing is left to do" in second
+    assert second == "Both invoices are paid."  # from the record

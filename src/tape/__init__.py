@@ -49,6 +49,10 @@ _TOP_LEVEL = {
         "gate",
         "gate_tool",
     ),
+    "tape.durable.results": (
+        "result",
+        "run_once",
+    ),
     "tape.durable.runs": (
         "DurableRun",
         "continue_run",
@@ -66,11 +70,7 @@ _TOP_LEVEL = {
         "EffectFailed",
         "EffectUnknown",
         "RunCancelled",
-        "RunEnded",
-        "RunFenced",
-        "RunInterrupted",
         "RunParked",
-        "ScopeDenied",
         "TapeError",
     ),
     "tape.model.entry": (
@@ -106,6 +106,12 @@ _UNLISTED = {
         "CursorDiverged",
         "EntryDamaged",
         "RunChanged",
+        "RunEnded",
+        "RunFailed",
+        "RunFenced",
+        "RunInterrupted",
+        "RunNotEnded",
+        "ScopeDenied",
     ),
     "tape._recover": (
         "compensate_one",

@@ -29,6 +29,8 @@ from tape.durable.calls import set_value as set_value
 from tape.durable.calls import watch_value as watch_value
 from tape.durable.gates import gate as gate
 from tape.durable.gates import gate_tool as gate_tool
+from tape.durable.results import result as result
+from tape.durable.results import run_once as run_once
 from tape.durable.runs import DurableRun as DurableRun
 from tape.durable.runs import continue_run as continue_run
 from tape.durable.runs import durable_run as durable_run
@@ -55,8 +57,10 @@ from tape.errors import EntryDamaged as EntryDamaged
 from tape.errors import RunCancelled as RunCancelled
 from tape.errors import RunChanged as RunChanged
 from tape.errors import RunEnded as RunEnded
+from tape.errors import RunFailed as RunFailed
 from tape.errors import RunFenced as RunFenced
 from tape.errors import RunInterrupted as RunInterrupted
+from tape.errors import RunNotEnded as RunNotEnded
 from tape.errors import RunParked as RunParked
 from tape.errors import ScopeDenied as ScopeDenied
 from tape.errors import TapeError as TapeError
@@ -195,11 +199,7 @@ __all__ = [
     "JsonlBackend",
     "RetryPolicy",
     "RunCancelled",
-    "RunEnded",
-    "RunFenced",
-    "RunInterrupted",
     "RunParked",
-    "ScopeDenied",
     "ServerBackend",
     "SessionTape",
     "TapeClient",
@@ -234,6 +234,8 @@ __all__ = [
     "recover_once",
     "register_compensator",
     "register_status_check",
+    "result",
+    "run_once",
     "run_worker",
     "send_signal",
     "set_timer",

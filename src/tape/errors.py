@@ -474,6 +474,35 @@ class RunRefused(IllegalTransition):
         self.status = interruption.status
 
 
+class RunFailed(TapeError):
+    """A run has no result: it failed, was cancelled, or is stuck."""
+
+    code = "TAPE-2424"
+    status = "FAILED_PRECONDITION"
+
+    def __init__(self, run_id: str, ended_as: str = "", error_type: str = "", error_message: str = "") -> None:
+        reason = f"{error_type}: {error_message}".strip(": ")
+        super().__init__(f"The run {run_id!r} is {ended_as}" + (f": {reason}" if reason else "."))
+        self.run_id = run_id
+        self.ended_as = ended_as
+        self.error_type = error_type
+        self.error_message = error_message
+
+
+class RunNotEnded(TapeError):
+    """The result of a run was asked for that has not ended."""
+
+    code = "TAPE-2425"
+    status = "FAILED_PRECONDITION"
+
+
+class RunResultRejected(TapeError):
+    """The result of a run cannot be recorded: it is not JSON, or larger than a payload may be. The run stays open."""
+
+    code = "TAPE-2426"
+    status = "INVALID_ARGUMENT"
+
+
 AnyTapeError = TapeError | RunInterrupted
 """Every error of Tape: what it refuses or fails to do, and what interrupts a run."""
 

@@ -33,7 +33,15 @@ def test_a_run_that_comes_to_its_end_is_terminal_and_says_so_when_begun_again(ur
     with run_of(url) as run:
         assert not run.resumed
     assert observer.get_run(run.run_id).status == pb.RUN_STATUS_TERMINAL
-    with pytest.raises(RunEnded, match="TERMINAL"), run_of(url):
+    with run_of(url) as again:
+        assert again.is_finished
+
+
+def test_a_stuck_run_is_not_begun_again(url: str, observer: TapeClient) -> None:
+    with drive_that_dies(url) as run:
+        pass
+    observer.end_run(run_id=run.run_id, status=pb.RUN_STATUS_STUCK)
+    with pytest.raises(RunEnded, match="STUCK"), run_of(url):
         raise AssertionError("it must not come to this")
 
 

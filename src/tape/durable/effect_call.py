@@ -22,6 +22,7 @@ from tape.errors import (
     RunEnded,
     RunFenced,
     RunInterrupted,
+    RunOver,
 )
 from tape.proto import tape_pb2 as pb
 
@@ -29,6 +30,9 @@ from tape.proto import tape_pb2 as pb
 ATTRIBUTE = "_tape_call"
 
 _current: contextvars.ContextVar[EffectCall | None] = contextvars.ContextVar("tape_call", default=None)
+
+
+_ENDED = (pb.RUN_STATUS_TERMINAL, pb.RUN_STATUS_FAILED, pb.RUN_STATUS_STUCK)
 
 
 @dataclass(eq=False)
@@ -48,6 +52,8 @@ class RunHandle:
     on_change: str = "warn"
     cursor: StepCursor | None = None
     versions: dict[str, int] = field(default_factory=dict)
+    # It is TERMINAL: what is on record is returned, and nothing new is recorded.
+    is_finished: bool = False
     # Why this process may do nothing more for the run: every further call raises it.
     interruption: RunInterrupted | None = None
     # The gate that it waits at.
@@ -72,6 +78,17 @@ class RunHandle:
             raise
         except RunInterrupted as interruption:
             raise self.interrupt(interruption) from None
+        except IllegalTransition as error:
+            if self.is_finished:
+                raise self.interrupt(RunOver(str(error))) from error
+            raise
+
+    def refuse_new(self, what: str) -> None:
+        """Raise RunOver if the run is finished: it does what is on record and nothing else."""
+        if self.is_finished:
+            raise self.interrupt(
+                RunOver(f"The run {self.run_id!r} is finished, and {what} is not on its record: nothing new is begun.")
+            )
 
     def check(self) -> None:
         """Raise the interruption of the run, if there was one."""
@@ -102,7 +119,7 @@ class RunHandle:
         state = call_with_retry(self.client.get_run, run_id=self.run_id)
         if pb.RUN_STATUS_CANCELLED in (state.status, state.former_status):
             self.interrupt(RunCancelled(f"The run {self.run_id!r} was cancelled."))
-        elif state.ended_at_ms:
+        elif state.status in _ENDED:
             name = pb.RunStatus.Name(state.status).removeprefix("RUN_STATUS_")
             self.interrupt(RunEnded(f"The run {self.run_id!r} is {name}: another process has ended it."))
         elif state.lease_owner not in ("", self.lease_owner):

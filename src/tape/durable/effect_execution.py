@@ -142,6 +142,7 @@ class BegunEffect:
         elif begun_effect._status == pb.EFFECT_STATUS_UNKNOWN or (is_unsafe and begun.existing):
             begun_effect._look()
         if begun_effect.is_to_be_performed:
+            parent.run.refuse_new(f"the outcome of the effect {call.idempotency_key!r}")
             _register_compensation(call, arguments)
         return begun_effect
 

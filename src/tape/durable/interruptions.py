@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tape.errors import RunInterrupted, TapeError
+from tape.errors import RunInterrupted, RunResultRejected, TapeError
 
 
 def find_interruption(error: BaseException | None) -> RunInterrupted | None:
@@ -24,4 +24,4 @@ def ends_run(error: BaseException) -> bool:
     """Whether an exception fails the run; False for interruptions after which the run can be resumed."""
     if find_interruption(error) is not None or not isinstance(error, Exception):
         return False
-    return not (isinstance(error, TapeError) and error.retryable)
+    return not (isinstance(error, RunResultRejected) or (isinstance(error, TapeError) and error.retryable))

@@ -25,14 +25,24 @@ from tape.client.sync import TapeClient
 from tape.durable.budgets import Budget
 from tape.durable.callback_arguments import finish
 from tape.durable.change_detection import StepCheck, StepCursor, check_of, check_on_change, locate, next_position
+from tape.durable.child_runs import await_child, begin_child
 from tape.durable.digest import DigestOption, check_option, digest_of
 from tape.durable.effect_call import EffectCall, RunHandle, within
 from tape.durable.interruptions import ends_run, find_interruption
 from tape.durable.lease import DEFAULT_TTL_MS, RunLease
+from tape.durable.results import decode, encode
 from tape.durable.server_retry import call_with_retry
 from tape.durable.sleep import sleep, sleep_async
 from tape.durable.versions import version
-from tape.errors import BudgetExceeded, IllegalTransition, LeaseHeld, RunChanged, RunEnded
+from tape.errors import (
+    BudgetExceeded,
+    IllegalTransition,
+    LeaseHeld,
+    PayloadTooLarge,
+    RunChanged,
+    RunEnded,
+    RunResultRejected,
+)
 from tape.model.payload import to_json
 from tape.proto import tape_pb2 as pb
 
@@ -57,8 +67,9 @@ class _DecisionStep(NamedTuple):
 class DurableRun:
     """A run that this process executes; made by `durable_run`, used in a `with` or `async with` block.
 
-    The run ends with the block: TERMINAL, or FAILED if the block raised. It stays open, to be resumed later, when it
-    parked at a gate, when an outcome is unknown, when the server is unavailable, or when the process is stopped.
+    The run ends with the block: TERMINAL with its `result`, or FAILED if the block raised. It stays open, to be resumed
+    later, when it parked at a gate, when an outcome is unknown, when the server is unavailable, or when the process is
+    stopped.
     """
 
     def __init__(
@@ -81,7 +92,10 @@ class DurableRun:
         self._url = url
         self._client = client
         self._within: Any = None
+        self._result_json = ""
         self.resumed = False
+        # It had finished before: the block replays what is on record, and anything new is refused with RunOver.
+        self.is_finished = False
 
     # ── the block ────────────────────────────────────────────────────────────────────────────────
 
@@ -120,10 +134,12 @@ class DurableRun:
             handle.on_change = self._on_change
             self._tape_call = EffectCall(handle)
             self.resumed = begun.resumed
-            if begun.status in (pb.RUN_STATUS_TERMINAL, pb.RUN_STATUS_STUCK):
-                raise RunEnded(
-                    f"The run {begun.run_id!r} is {pb.RunStatus.Name(begun.status)[11:]}: nothing is left to do."
-                )
+            if begun.status == pb.RUN_STATUS_STUCK:
+                raise RunEnded(f"The run {begun.run_id!r} is STUCK: an operator has to resume it (tape runs resume).")
+            self.is_finished = handle.is_finished = begun.status == pb.RUN_STATUS_TERMINAL
+            if self.is_finished:
+                self._result_json = call_with_retry(client.get_run, run_id=begun.run_id).result_json
+                return
             if self._budget is not None:
                 caps = {"usd_cap": self._budget.usd_cap, "token_cap": self._budget.token_cap}
                 call_with_retry(client.set_budget, run_id=begun.run_id, **caps)
@@ -157,20 +173,28 @@ class DurableRun:
                 interruption = find_interruption(error) or handle.interruption
                 if interruption is not None:
                     raise interruption from error
+            if self.is_finished:
+                return
             if error is None:
-                self._end_as(pb.RUN_STATUS_TERMINAL)
+                self._end_as(pb.RUN_STATUS_TERMINAL, result_json=self._result_json)
             elif ends_run(error):
-                self._end_as(
-                    pb.RUN_STATUS_FAILED, json.dumps({"error": type(error).__name__, "message": str(error)}), error
-                )
+                detail = json.dumps({"error": type(error).__name__, "message": str(error)})
+                self._end_as(pb.RUN_STATUS_FAILED, error=error, detail_json=detail)
         finally:
             if self._owns_client:
                 handle.client.close()
 
-    def _end_as(self, status: int, detail_json: str = "", error: BaseException | None = None) -> None:
+    def _end_as(self, status: int, error: BaseException | None = None, **texts: str) -> None:
         handle = self._tape_call.run
         try:
-            handle.call(handle.client.end_run, status=status, detail_json=detail_json)
+            handle.call(handle.client.end_run, status=status, **{name: text for name, text in texts.items() if text})
+        except PayloadTooLarge as refusal:
+            if error is not None:
+                raise
+            raise RunResultRejected(
+                f"The result of the run {self.run_id!r} is too large: {refusal} The run stays open, and ends when it is"
+                " executed again with a smaller result."
+            ) from refusal
         except IllegalTransition as refusal:
             handle.lease_is_lost(refusal)
             if handle.interruption is None:
@@ -189,6 +213,54 @@ class DurableRun:
         """The client that holds the lease of the run."""
         client: TapeClient = self._tape_call.run.client
         return client
+
+    @property
+    def result(self) -> Any:
+        """What the run gives. Set it in the block; it is recorded with the end of the run, at most a payload's size.
+
+        A finished run has the recorded result, whatever is set. Raises RunResultRejected for a value that is not JSON.
+        """
+        return decode(self._result_json)
+
+    @result.setter
+    def result(self, value: Any) -> None:
+        encoded = encode(value, self.run_id)
+        if not self.is_finished:
+            self._result_json = encoded
+
+    def result_as(self, kind: Any) -> Any:
+        """The result, read as a type, such as a dataclass."""
+        return decode(self._result_json, kind)
+
+    def child(
+        self, app_name: str = "", *, invocation_id: str = "", on_parent_cancel: str = "cancel", **options: Any
+    ) -> DurableRun:
+        """A run below this one, for a `with` block: recorded with its parent, and cancelled with it.
+
+        App, user and session are by default those of the parent. Without an `invocation_id` the number of the call
+        identifies the child, so that a resumed parent finds it again. With `on_parent_cancel="leave"` the child goes
+        on when the parent is cancelled. `options` are those of `durable_run`.
+        """
+        return begin_child(
+            self._tape_call,
+            app_name,
+            invocation_id=invocation_id,
+            on_parent_cancel=on_parent_cancel,
+            adopted=adopted_owner.get(),
+            options=options,
+        )
+
+    def result_of(self, child: DurableRun | str) -> Any:
+        """The result of a child, or of another run by its id, recorded in this run.
+
+        Raises RunFailed if it ended without a result. While it has not ended, this run parks (RunParked) and becomes
+        runnable with the end of its child.
+        """
+        return await_child(self._tape_call, child if isinstance(child, str) else child.run_id)
+
+    def set_parent(self, run_id: str, policy: int) -> None:
+        """Begin the run as a child; only before the block."""
+        self._identity |= {"parent_run_id": run_id, "on_parent_cancel": policy}
 
     def decide(
         self,
@@ -280,6 +352,7 @@ class DurableRun:
                 recorded_json=lambda: record.request_json,
             )
         else:
+            call.run.refuse_new(f"the decision {step.decision_index}")
             check.is_new(found.displaced)
         return found
 
@@ -313,7 +386,9 @@ class DurableRun:
             raise BudgetExceeded(f"The budget of run {self.run_id!r} does not allow it: {answer.reason}.")
 
     def charge(self, *, usd: float = 0.0, tokens: int = 0) -> None:
-        """Add to what the run has spent."""
+        """Add to what the run has spent; nothing if it is finished."""
+        if self.is_finished:
+            return
         self.client.charge_budget(run_id=self.run_id, usd=usd, tokens=tokens)
 
 
@@ -344,8 +419,9 @@ def durable_run(
     """Begin or resume a run in a `with` block; app, user, session and invocation identify it.
 
     Without an `invocation_id` it is a new run each time. A `client` of yours should have a `lease_owner`.
-    Raises RunEnded if the run has ended, and LeaseHeld if another process has leased it. The lease of a process that
-    died expires after its `lease_ttl_ms`; `lease_wait_s` waits for that.
+    A finished run has `run.is_finished` and `run.result`; its block replays what is on record, and anything new raises
+    RunOver. Raises RunEnded if the run is STUCK, and LeaseHeld if another process has leased it. The lease of a process
+    that died expires after its `lease_ttl_ms`; `lease_wait_s` waits for that.
 
     `on_change` says what happens when the code asks for something else than the run has recorded: `stop` raises
     RunChanged, `warn` logs it, `accept` uses the record.
@@ -376,11 +452,15 @@ def durable_run(
 
 def continue_run(run: pb.RunState, *, url: str = DEFAULT_URL, client: TapeClient | None = None) -> DurableRun:
     """Resume an existing run in a `with` block: for the `redrive_fn` of recovery."""
-    return durable_run(
+    resumed = durable_run(
         run.app_name,
         user_id=run.user_id,
         session_id=run.session_id,
         invocation_id=run.invocation_id,
+        tenant_id=run.tenant_id,
         url=url,
         client=client,
     )
+    if run.parent_run_id:
+        resumed.set_parent(run.parent_run_id, run.on_parent_cancel)  # it belongs to the tenant of its parent
+    return resumed

@@ -17,6 +17,8 @@ JOURNALED_BYTES = 256 * 1024
 # Characters of an error message that the entry of the end has.
 MESSAGE_CHARS = 2_000
 
+_WITHOUT_RESULT = (RunStatus.FAILED, RunStatus.STUCK, RunStatus.CANCELLED, RunStatus.COMPENSATING)
+
 
 class _Detail(msgspec.Struct):
     """What `detail_json` of ended runs says: those of playbooks have an output or an error with a step."""
@@ -46,7 +48,7 @@ def result_json(run: Run) -> str:
 
 def error_of(run: Run) -> tuple[str, str]:
     """Type and message of the error that a run failed with; empty if it has none."""
-    if run.status == RunStatus.TERMINAL or not run.ended_at_ms:
+    if run.status not in _WITHOUT_RESULT:
         return "", ""
     return _error(run.detail_json)
 

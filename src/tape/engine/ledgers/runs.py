@@ -184,9 +184,11 @@ def begin(
     `wanted` carries the four ids and who the run acts for; the rest is filled in here. `about` goes into
     the entry of a new run; a recoverable run starts with an expired lease.
     """
-    for name in ("app_name", "user_id", "session_id", "invocation_id", "tenant_id", "actor", "subject", "agent_id"):
+    names = ("app_name", "user_id", "session_id", "invocation_id", "tenant_id", "actor", "subject", "agent_id")
+    for name in (*names, "parent_run_id"):
         check_id(name, getattr(wanted, name))
-    wanted = msgspec.structs.replace(wanted, tenant=wanted.tenant or tenant_of(wanted.tenant_id, wanted.app_name))
+    tenant = wanted.tenant or _tenant_of_child(tx, wanted) or tenant_of(wanted.tenant_id, wanted.app_name)
+    wanted = msgspec.structs.replace(wanted, tenant=tenant)
     if (existing := find_invocation(tx, wanted)) is not None:
         return _resume_existing(tx, existing, owner, lease_ms, caller), True
     if wanted.parent_run_id:
@@ -232,6 +234,11 @@ def find_invocation(tx: Transaction, wanted: Run) -> Run | None:
         wanted.tenant,
     )
     return load(Run, row)
+
+
+def _tenant_of_child(tx: Transaction, wanted: Run) -> str:
+    """The tenant of the parent, for a run that names a parent and no tenant; empty for others."""
+    return get(tx, wanted.parent_run_id).tenant if wanted.parent_run_id and not wanted.tenant_id else ""
 
 
 def _check_parent(tx: Transaction, child: Run) -> None:
