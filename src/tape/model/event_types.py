@@ -577,6 +577,12 @@ EVENTS: tuple[EventType, ...] = (
         is_notice=True,
     ),
     EventType(
+        "stream.replay_unavailable",
+        "Entries after the cursor of this request cannot be replayed. A comment with the same name and reason precedes it.",
+        {"Reason": "why; the table under [coming back](stream.md#coming-back) has the reasons"},
+        is_notice=True,
+    ),
+    EventType(
         "checkpoint",
         "Nothing matched up to here: the cursor moves on.",
         {"Position": "the sequence to resume after, which is also the frame's id"},

@@ -39,6 +39,9 @@ class LiveOutlet(Protocol):
     def end(self) -> None:
         """Close the outlet: no further frame follows."""
 
+    def bytes_taken(self) -> int:
+        """The bytes that the client has taken so far; any number that grows exactly when it takes some."""
+
 
 class FrameFormat(Protocol):
     """The wire format of entries and notices."""
@@ -233,6 +236,7 @@ class LiveSubscription:
         self._broadcast = broadcast
         self._is_paused = False
         self._paused_at = 0.0
+        self._taken = 0
         self._dropped: tuple[int, int, int] | None = None
         self._reported_at = 0.0
         self._report_timer: asyncio.TimerHandle | None = None
@@ -270,7 +274,9 @@ class LiveSubscription:
         self.audience = None
 
     def end(self) -> None:
-        """End the subscription and close its outlet."""
+        """End the subscription and close its outlet; entries that were dropped and not yet reported are, as the last."""
+        self._count_dropped()
+        self._report_now()
         self.close()
         self.outlet.end()
 
@@ -281,6 +287,7 @@ class LiveSubscription:
         if not self._is_paused:
             self._is_paused = True
             self._paused_at = asyncio.get_running_loop().time()
+            self._taken = self.outlet.bytes_taken()
             if self.audience is not None:
                 self._block()
 
@@ -289,26 +296,31 @@ class LiveSubscription:
         if not self._is_paused:
             return
         self._is_paused = False
-        self._broadcast.unblock(self)
         audience = self.audience
         if audience is None:
+            self._broadcast.unblock(self)
             return
-        audience.ready[self] = None
         self._count_dropped()
-        behind = audience.end - self.index
         if self._dropped is not None:
             self._report_dropped()
-        elif behind >= max(self._broadcast.limits.buffer_size // 2, 1):
-            self._notice("bus.lag", {"Behind": behind, "BufferSize": self._broadcast.limits.buffer_size})
+            return
+        behind, buffer_size = audience.end - self.index, self._broadcast.limits.buffer_size
+        self._rejoin(audience)
+        if behind >= max(buffer_size // 2, 1):
+            self._notice("bus.lag", {"Behind": behind, "BufferSize": buffer_size})
         audience.send_to(self)
 
     # ── the broadcast calls ──────────────────────────────────────────────────────────────────────
 
     def check_idle(self, now: float) -> None:
-        """Count dropped entries; end the subscription if its client has not read for `idle_timeout_s`."""
+        """Count dropped entries; end the subscription if its client has taken no byte for `idle_timeout_s`."""
         self._count_dropped()
         audience = self.audience
-        if audience is None or now - self._paused_at < self._broadcast.limits.idle_timeout_s:
+        if audience is None or not self._is_paused:
+            return
+        if (taken := self.outlet.bytes_taken()) != self._taken:
+            self._taken, self._paused_at = taken, now
+        if now - self._paused_at < self._broadcast.limits.idle_timeout_s:
             return
         if self.index < audience.end or self._dropped is not None:
             self._broadcast.count_reaped()
@@ -337,26 +349,39 @@ class LiveSubscription:
         self.index = audience.start
 
     def _report_dropped(self) -> None:
-        """Report dropped entries, at most once per `drop_window_s`; a timer sends a later report."""
-        if self._report_timer is not None:
-            return
+        """Report dropped entries, at most once per `drop_window_s`. Newer frames wait for the report."""
         loop = asyncio.get_running_loop()
         due = self._reported_at + self._broadcast.limits.drop_window_s
-        if self._reported_at and loop.time() < due:
+        if not self._reported_at or loop.time() >= due:
+            self._report_and_go_on()
+        elif self._report_timer is None:
             self._report_timer = loop.call_at(due, self._report_when_due)
-        else:
-            self._report_now()
 
     def _report_when_due(self) -> None:
         self._report_timer = None
         if not self._is_paused:  # otherwise `resume()` sends the report
+            self._count_dropped()
+            self._report_and_go_on()
+
+    def _report_and_go_on(self) -> None:
+        if (audience := self.audience) is not None:
+            self._rejoin(audience)
             self._report_now()
+            audience.send_to(self)
+
+    def _rejoin(self, audience: Audience) -> None:
+        """Get frames as they come again. Before anything is written: a write may fill the outlet again."""
+        self._broadcast.unblock(self)
+        audience.ready[self] = None
 
     def _report_now(self) -> None:
         if self._dropped is None:
             return
         first, last, count = self._dropped
         self._dropped = None
+        if self._report_timer is not None:
+            self._report_timer.cancel()
+            self._report_timer = None
         self._reported_at = asyncio.get_running_loop().time()
         self._notice(
             "bus.dropped", {"FromSeq": first, "ToSeq": last, "DroppedCount": count, "SubscriberID": self.number}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -46,7 +46,7 @@ def build_app(readiness: Readiness, metrics: Metrics, endpoints: Endpoints, orig
 
     async def readyz(request: Request) -> Response:
         if problem := await readiness.problem():
-            return _status(request, problem, 503)
+            return _status(request, problem, 503, {"Retry-After": "1"})
         return _status(request, "; ".join(["ready", *readiness.warnings]))
 
     async def show_metrics(request: Request) -> Response:
@@ -73,7 +73,7 @@ def build_app(readiness: Readiness, metrics: Metrics, endpoints: Endpoints, orig
     return Cors(app, origins)
 
 
-def _status(request: Request, status: str, code: int = 200) -> Response:
+def _status(request: Request, status: str, code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     if "application/json" in request.headers.get("accept", ""):
-        return JSONResponse({"status": status}, code)
-    return PlainTextResponse(f"{status}\n", code)
+        return JSONResponse({"status": status}, code, headers)
+    return PlainTextResponse(f"{status}\n", code, headers)

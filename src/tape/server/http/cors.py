@@ -12,8 +12,9 @@ _ALLOWED = {
     "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE, PATCH, OPTIONS",
     "Access-Control-Allow-Headers": (
         "Authorization, Content-Type, Last-Event-ID, X-Harbor-Tenant, X-Harbor-User, X-Harbor-Session,"
-        " X-Harbor-Run, X-Harbor-Event-Type"
+        " X-Harbor-Run, X-Harbor-Event-Type, Traceparent, Tracestate"
     ),
+    "Access-Control-Expose-Headers": "Retry-After, Tape-Next-Cursor, Tape-Gaps, Traceparent",
     "Access-Control-Max-Age": "86400",
 }
 

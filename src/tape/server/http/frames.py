@@ -14,6 +14,7 @@ from tape.model.entry import Entry, type_of
 
 RETRY = b"retry: 3000\n\n"
 KEEPALIVE = b": keepalive\n\n"
+REPLAY_UNAVAILABLE = "stream.replay_unavailable"
 
 # Characters that are escaped inside JSON, and line ends, which are valid between JSON tokens
 # but not in a line of the stream.
@@ -31,6 +32,10 @@ class SseFormat:
     def notice(self, kind: str, payload: dict[str, Any]) -> bytes:
         """An event about the stream itself: without id, not in the journal."""
         return f"event: {kind}\ndata: {_notice(kind, 0, payload)}\n\n".encode()
+
+    def replay_unavailable(self, reason: str) -> bytes:
+        """Something cannot be replayed: a comment, and a notice because browsers do not show comments to a page."""
+        return comment(f"{REPLAY_UNAVAILABLE} {reason}") + self.notice(REPLAY_UNAVAILABLE, {"Reason": reason})
 
     def checkpoint(self, position: int) -> bytes:
         """Advances the client's cursor although no entry matched."""

@@ -27,6 +27,7 @@ from tape.errors import (
 
 log = logging.getLogger(__name__)
 
+RETRY_AFTER_S = 1.0
 INTERNAL_ERROR = "Internal error; the server's log has the details."
 
 _BY_ERROR: dict[type[TapeError], tuple[int, str]] = {
@@ -66,9 +67,12 @@ def error_response(error: Exception) -> Response:
 
 
 def with_retry_after(response: Response, error: TapeError) -> Response:
-    """The response with the whole seconds after which the caller may try again, if the error says so."""
-    if isinstance(error, TenantLimitReached):
-        response.headers["retry-after"] = str(math.ceil(error.retry_after_s))
+    """The response; a 429 or 503 with the whole seconds after which the caller may try again: 1 unless the error
+    says more.
+    """
+    if response.status_code in (429, 503):
+        after_s = error.retry_after_s if isinstance(error, TenantLimitReached) else RETRY_AFTER_S
+        response.headers["retry-after"] = str(math.ceil(after_s))
     return response
 
 

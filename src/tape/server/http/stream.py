@@ -30,8 +30,9 @@ from tape.model.gap import JournalGap
 from tape.model.principal import Principal
 from tape.server.admission import TICKET
 from tape.server.http.access import HttpAccess, granted_to, require_widening
-from tape.server.http.frames import KEEPALIVE, RETRY, SseFormat, comment
+from tape.server.http.frames import KEEPALIVE, RETRY, SseFormat
 from tape.server.http.protocol import KEY, HttpConnection
+from tape.server.http.socket_progress import bytes_taken
 
 log = logging.getLogger(__name__)
 
@@ -45,10 +46,10 @@ MAX_TYPES = 256
 MAX_SEQUENCE = (1 << 63) - 1
 _DECIMAL = re.compile(r"[0-9]{1,20}")
 
-TOO_OLD = "stream.replay_unavailable reconnect cursor older than the retained window"
-BEYOND_HEAD = "stream.replay_unavailable reconnect cursor beyond the head of this journal"
-NOT_A_NUMBER = "stream.replay_unavailable reconnect cursor is not a sequence number"
-FAILED = "stream.replay_unavailable replay failed"
+TOO_OLD = "reconnect cursor older than the retained window"
+BEYOND_HEAD = "reconnect cursor beyond the head of this journal"
+NOT_A_NUMBER = "reconnect cursor is not a sequence number"
+FAILED = "replay failed"
 
 
 class EventStream:
@@ -100,7 +101,7 @@ class EventStream:
                 await self._audit.admin_scope_used(caller, "events.subscribe", subscription.number)
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             stream.begin()
-            stream.stop_watching = self._access.watch(caller, stream.end)
+            stream.stop_watching = self._access.watch(caller, subscription.end)
             self._streams[stream] = None
             self._keep_alive()
             try:
@@ -108,7 +109,7 @@ class EventStream:
             except (StoreError, PipelineError) as error:
                 if not is_retryable(error):  # otherwise the stream or the server has ended while it waited
                     log.warning("stream replay failed: %s", error)
-                    stream.send(comment(FAILED))
+                    stream.send(self._format.replay_unavailable(FAILED))
                 stream.end()  # the client reconnects with its Last-Event-ID and misses nothing
             await stream.ended
         finally:
@@ -123,24 +124,24 @@ class EventStream:
         history = hub.history
         position = head if cursor is None or isinstance(cursor, str) else cursor
         if isinstance(cursor, str):
-            stream.send(comment(NOT_A_NUMBER))
+            stream.send(self._format.replay_unavailable(NOT_A_NUMBER))
         elif cursor is not None:
             bounds = await hub.retry_read(lambda: history.database.read(read_head), has_ended)
             if cursor > bounds.global_seq:
-                stream.send(comment(BEYOND_HEAD))
+                stream.send(self._format.replay_unavailable(BEYOND_HEAD))
                 position = bounds.global_seq
             elif (
                 cursor < bounds.oldest - 1
                 and cursor < (oldest := await hub.retry_read(history.read_oldest, has_ended)) - 1
             ):
-                stream.send(comment(TOO_OLD))
+                stream.send(self._format.replay_unavailable(TOO_OLD))
                 position = oldest - 1
         replay = _Replay(subscription.scope, self._format, position, hub)
         while not has_ended() and not subscription.attach(replay.position):
             try:
                 data = await hub.retry_read(replay.next, has_ended)
             except CursorExpired as error:  # pruned during the replay and not archived
-                stream.send(comment(TOO_OLD))
+                stream.send(self._format.replay_unavailable(TOO_OLD))
                 replay.position = error.oldest - 1
                 continue
             if data:
@@ -191,24 +192,27 @@ class _Stream:
         if not self.ended.done():
             self._transport.write(data)
 
+    def bytes_taken(self) -> int:
+        return bytes_taken(self._transport)
+
     async def drain(self, timeout_s: float) -> None:
-        """Wait until the client has read the written data; disconnect it after `timeout_s` without progress."""
-        if not self._connection.flow.write_paused:
-            return
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._connection.flow.drain()
-        except TimeoutError:
-            self._transport.abort()
-            self.gone()
+        """Wait until the client has read the written data; disconnect it after `timeout_s` without taking a byte."""
+        before: int | None = None
+        while self._connection.flow.write_paused and not self.is_gone:
+            before, taken = self.bytes_taken(), before
+            if taken == before:
+                self._transport.abort()
+                self.gone()
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._connection.flow.drain()
 
     async def finish(self, send: Send, timeout_s: float) -> None:
-        """End the body after the unread data; disconnect the client after `timeout_s`."""
-        try:
-            async with asyncio.timeout(timeout_s):
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except TimeoutError:
-            self._transport.abort()
+        """End the body after the unread data; disconnect the client after `timeout_s` without taking a byte."""
+        await self.drain(timeout_s)
+        if not self.is_gone:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def keep_alive(self, format_: SseFormat) -> None:
         """Send a keep-alive, with a checkpoint if the cursor moved without a match."""
