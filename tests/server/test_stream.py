@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -26,7 +28,7 @@ from tape.journal.retention import prune
 from tape.model.entry import Draft
 from tape.server.server import Server
 from tests.conftest import settings_for
-from tests.web import Stream, call
+from tests.web import Stream, call, parse
 
 MINE = {"x_harbor_tenant": "shop", "x_harbor_user": "ada", "x_harbor_session": "s1"}
 
@@ -232,8 +234,11 @@ async def test_a_cursor_is_resumed_or_the_reason_is_sent(
     await server.journal.append(drafts(5))
     async with Stream(server.http_address, last_event_id=cursor, **MINE) as stream:
         await settled(server, 1)
-        seen = [] if not comment else await stream.frames(1)
-        assert [frame.comment for frame in seen] == ([comment] if comment else [])
+        seen = [] if not comment else await stream.frames(2)
+        assert [frame.comment for frame in seen] == ([comment, ""] if comment else [])
+        for notice in seen[1:]:  # a browser shows no comment to a page
+            assert (notice.event, notice.id) == ("stream.replay_unavailable", None)
+            assert notice.data["payload"] == {"Reason": comment.partition(" ")[2]}
         await server.journal.append(drafts(1))
         assert await stream.ids(len(ids)) == ids
 
@@ -244,11 +249,41 @@ async def test_pruned_entries_are_reported_and_the_rest_is_replayed(server: Serv
     too_old = "stream.replay_unavailable reconnect cursor older than the retained window"
     for cursor in ("0", "3"):
         async with Stream(server.http_address, last_event_id=cursor, **MINE) as stream:
-            frames = await stream.frames(5)
-            assert [frame.comment for frame in frames] == [too_old, "", "", "", ""]
-            assert [frame.id for frame in frames[1:]] == [6, 7, 8, 9]
+            frames = await stream.frames(6)
+            assert [frame.comment for frame in frames] == [too_old, "", "", "", "", ""]
+            assert [frame.id for frame in frames] == [None, None, 6, 7, 8, 9]
     async with Stream(server.http_address, last_event_id="5", **MINE) as stream:
         assert await stream.ids(4) == [6, 7, 8, 9]
+
+
+async def test_pruned_entries_are_reported_to_those_who_could_have_seen_them(server: Server) -> None:
+    await server.journal.append([*drafts(2), *drafts(3, tenant="other"), *drafts(1, run_id="r1")])
+    await server.journal.append([*drafts(3, tenant="other"), *drafts(1, run_id="r2"), *drafts(1, "/tape/order/paid/x")])
+    await prune(server.database, before_seq=10)  # 1, 2 and 6 of MINE, all of the other tenant, r1 but not r2
+    await server.journal.append(drafts(1))  # 12
+    run = {"x_harbor_run": "r2"}
+    for cursor, narrowing, is_reported in (
+        ("5", {}, True),
+        ("6", {}, False),
+        ("0", {"x_harbor_event_type": "order.created"}, True),
+        ("0", {"x_harbor_event_type": "order.paid"}, False),
+        ("0", {"x_harbor_run": "r1"}, True),
+        ("0", run, False),
+        ("0", {"x_harbor_session": "s9"}, False),
+        ("0", {"x_harbor_tenant": "other"}, True),
+    ):
+        async with Stream(server.http_address, last_event_id=cursor, **MINE | narrowing) as stream:
+            await settled(server, 1)
+            await server.journal.append([*drafts(1, "/tape/order/created/end", **identity_of(narrowing))])
+            await server.journal.append([*drafts(1, "/tape/order/paid/end", **identity_of(narrowing))])
+            await stream.until("order.paid" if "order.paid" in narrowing.values() else "order.created")
+            assert (b"stream.replay_unavailable" in stream.raw) == is_reported, (cursor, narrowing)
+        await settled(server, 0)
+
+
+def identity_of(headers: dict[str, str]) -> dict[str, str]:
+    names = {"x_harbor_tenant": "tenant", "x_harbor_session": "session", "x_harbor_run": "run_id"}
+    return {names[name]: value for name, value in headers.items() if name in names}
 
 
 @pytest.mark.parametrize("value", ["", "x", "-1", "1.5", "18446744073709551616", "1&resume_seq=2", "%00", "1%20"])
@@ -278,7 +313,9 @@ async def test_a_database_that_cannot_answer_ends_the_stream_with_a_comment(
 
         monkeypatch.setattr(server.database, "read", damaged)
         async with Stream(server.http_address, last_event_id="0", **MINE) as stream:
-            assert [frame.comment for frame in await stream.frames(1)] == ["stream.replay_unavailable replay failed"]
+            frames = await stream.frames(2)
+            assert frames[0].comment == "stream.replay_unavailable replay failed"
+            assert frames[1].data["payload"] == {"Reason": "replay failed"}
             assert await stream.frame() is None
 
 
@@ -344,6 +381,7 @@ async def test_a_session_has_a_limited_number_of_streams_and_gets_them_back(sqli
             await settled(server, 2)
             refused = await call(server.http_address, "GET", "/v1/events", **MINE)
             assert (refused.status, refused.json()["code"]) == (429, "runtime_error")
+            assert refused.headers["retry-after"] == "1"
             assert "per-session subscriber limit reached" in refused.json()["message"]
             async with (
                 Stream(server.http_address, **MINE | {"x_harbor_session": "s2"}),
@@ -411,6 +449,100 @@ async def test_a_slow_subscriber_gets_a_report_of_the_exact_gap(sqlite_url: str)
             assert dropped_total == len(dropped)
             await server.journal.append(drafts(1))
             assert await stream.ids(1) == [total + 1]
+
+
+async def lose(server: Server, stream: Stream) -> None:
+    """Let a stream lose entries once, and read until it has no more to take."""
+    before = server.metrics.registry.get_sample_value("tape_live_dropped_total") or 0
+    await stalled(server, stream)
+    await server.journal.append(drafts(40, size=8000))
+    stream.resume_reading()
+    async with asyncio.timeout(120):
+        while server.metrics.registry.get_sample_value("tape_live_dropped_total") == before:
+            await asyncio.sleep(0.005)
+
+
+async def test_newer_frames_wait_for_the_report_of_a_loss(sqlite_url: str) -> None:
+    async with Server(settings_for(sqlite_url, subscriber_buffer_size=10, drop_window_s=0.5)) as server:
+        async with Stream(server.http_address, limit=1 << 12, **MINE) as stream:
+            await settled(server, 1)
+            for _ in range(3):
+                await lose(server, stream)
+                await server.journal.append(drafts(1, "/tape/order/paid/{}"))
+                seen = await stream.until("order.paid")
+            head = (await server.journal.head()).global_seq
+            ids, lost, position = 0, 0, 0
+            for frame in [parse(raw) for raw in stream.raw.split(b"\n\n")]:
+                if frame.event == "bus.dropped":
+                    payload = frame.data["payload"]
+                    assert payload["FromSeq"] > position  # nothing newer came before the report
+                    position, lost = payload["ToSeq"], lost + payload["DroppedCount"]
+                elif frame.id is not None:
+                    assert frame.id > position
+                    position, ids = frame.id, ids + 1
+            assert seen[-1].id == position == head
+            assert ids + lost == head
+
+
+@pytest.mark.parametrize("how", ["idle", "stop"])
+async def test_a_second_loss_within_the_window_is_reported_when_the_stream_ends(sqlite_url: str, how: str) -> None:
+    server = Server(settings_for(sqlite_url, subscriber_buffer_size=10, drop_window_s=30, idle_timeout_s=60))
+    await server.start()
+    try:
+        async with Stream(server.http_address, limit=1 << 12, **MINE) as stream:
+            await settled(server, 1)
+            await lose(server, stream)
+            await stream.until("bus.dropped")
+            await lose(server, stream)
+            await server.journal.append(drafts(40, size=100))  # the stream waits for the end of the window
+            (waiting,) = server.broadcast._open
+            if how == "idle":
+                waiting.pause()
+                waiting._paused_at -= 60
+                waiting._taken = waiting.outlet.bytes_taken()
+                waiting.check_idle(asyncio.get_running_loop().time())
+            else:
+                await server.stop()
+            second = (await stream.until("bus.dropped"))[-1].data["payload"]
+            while (frame := await stream.frame()) is not None:
+                assert frame.id is None or frame.id > second["ToSeq"]
+            frames = [parse(raw) for raw in stream.raw.split(b"\n\n")]
+            losses = [frame.data["payload"] for frame in frames if frame.event == "bus.dropped"]
+            assert len(losses) == 2
+            delivered = {frame.id for frame in frames if frame.id is not None}
+            missing = set(range(1, losses[-1]["ToSeq"] + 1)) - delivered
+            assert sum(loss["DroppedCount"] for loss in losses) == len(missing)
+    finally:
+        await server.stop()
+
+
+async def test_a_slow_reader_that_takes_bytes_all_the_time_is_not_idle(sqlite_url: str) -> None:
+    async with Server(settings_for(sqlite_url, subscriber_buffer_size=10, idle_timeout_s=60)) as server:
+        host, _, port = server.http_address.rpartition(":")
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8_192)
+            client.connect((host, int(port)))
+            names = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in MINE.items())
+            client.sendall(f"GET /v1/events HTTP/1.1\r\nhost: {server.http_address}\r\n{names}\r\n".encode())
+            await settled(server, 1)
+            async with asyncio.timeout(120):
+                while not server.broadcast._blocked:
+                    await server.journal.append(drafts(20, size=8000))
+            (slow,) = server.broadcast._blocked
+            client.setblocking(False)
+            for _ in range(3):
+                async with asyncio.timeout(120):
+                    while slow.outlet.bytes_taken() == slow._taken:  # far less than a third of the kernel's buffer
+                        with contextlib.suppress(BlockingIOError):
+                            client.recv(2_048)
+                        await asyncio.sleep(0)
+                slow._paused_at -= 60  # a minute has passed
+                slow.check_idle(asyncio.get_running_loop().time())
+                assert slow in server.broadcast._blocked
+            assert server.metrics.registry.get_sample_value("tape_live_reaped_total") == 0
+            slow._paused_at -= 60
+            await settled(server, 0)  # it takes nothing any more
+            assert server.metrics.registry.get_sample_value("tape_live_reaped_total") == 1
 
 
 async def test_a_lagging_subscriber_without_loss_gets_a_report_of_its_lag(sqlite_url: str) -> None:
@@ -576,6 +708,7 @@ async def test_only_listed_origins_may_read(guarded: Server, key: SigningKey) ->
             assert headers.get("access-control-allow-origin") == (origin if allowed else None)
             assert headers.get("vary") == ("Origin" if allowed else None)
             assert ("access-control-allow-credentials" in headers) == allowed
+            assert ("Retry-After" in headers.get("access-control-expose-headers", "")) == allowed
 
 
 async def test_a_server_without_keys_answers_to_this_machine_only(server: Server) -> None:

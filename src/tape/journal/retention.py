@@ -11,6 +11,7 @@ from tape.journal.appender import append, read_head
 from tape.journal.damage import clear_damage
 from tape.journal.epochs import read_epochs
 from tape.journal.key_index import drop_blocks
+from tape.journal.pruned_types import record_pruned
 from tape.journal.reader import position_before
 from tape.model import subject
 from tape.model.entry import Draft, checked
@@ -68,6 +69,7 @@ def _remove_chunk(tx: Transaction, end: int) -> tuple[int, int]:
     oldest = min(row[0], end) if row else end
     row = tx.one("SELECT chain FROM tape_journal WHERE global_seq < ? ORDER BY global_seq DESC LIMIT 1", oldest)
     anchor = row[0] if row else before.anchor
+    record_pruned(tx, oldest)
     removed = tx.execute("DELETE FROM tape_journal WHERE global_seq < ?", oldest)
     drop_blocks(tx, oldest)
     tx.execute("DELETE FROM tape_entry_causes WHERE global_seq < ?", oldest)

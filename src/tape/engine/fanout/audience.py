@@ -44,6 +44,10 @@ class LiveScope(msgspec.Struct, frozen=True):
             and (self.grants is None or self.grants.matches(entry.subject))
         )
 
+    def has_type(self, type_: str) -> bool:
+        """Whether entries of a type may be included."""
+        return not self.types or type_ in self.types
+
     @property
     def is_identity_only(self) -> bool:
         """Whether every entry of the identity is included."""

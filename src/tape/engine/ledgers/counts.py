@@ -20,24 +20,12 @@ from tape.journal.appender import read_head
 from tape.journal.epochs import read_holes
 from tape.journal.identity_filter import IdentityFilter
 from tape.journal.reader import position_before
+from tape.journal.type_column import type_sql
 from tape.store import Database, Reader, Transaction
 from tape.store.connection import Dialect, Row
 
 SLOT_NS = SLOT_MS * MS
 FOLD_ENTRIES = 20_000
-
-# `<kind>.<verb>`, as Entry.type has it, from the subject /tape/<kind>/<verb>/…
-_AFTER_KIND = "substr(subject, length(kind) + 8)"
-_VERB: dict[Dialect, str] = {
-    "sqlite": f"substr({_AFTER_KIND}, 1, instr({_AFTER_KIND} || '/', '/') - 1)",
-    "postgres": "split_part(subject, '/', 4)",
-}
-
-
-def type_sql(dialect: Dialect) -> str:
-    """An entry's type as an SQL expression."""
-    verb = _VERB[dialect]
-    return f"CASE WHEN {verb} = '' THEN kind ELSE kind || '.' || {verb} END"
 
 
 # ── folding ──────────────────────────────────────────────────────────────────────────────────────

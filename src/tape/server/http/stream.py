@@ -8,6 +8,7 @@ import logging
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import cast
 
 from starlette.requests import Request
@@ -24,7 +25,8 @@ from tape.errors import CursorExpired, InvalidRequest, PipelineError, StoreError
 from tape.journal.appender import Head, read_head
 from tape.journal.epochs import Holes
 from tape.journal.history import ArchiveCursor, EntryFilter
-from tape.journal.reader import Cursor, EntryIdentity, Slice, open_identity_cursor
+from tape.journal.pruned_types import pruned_types
+from tape.journal.reader import Cursor, EntryIdentity, Slice, has_run, has_run_from, open_identity_cursor
 from tape.model.entry import check_id
 from tape.model.gap import JournalGap
 from tape.model.principal import Principal
@@ -33,6 +35,7 @@ from tape.server.http.access import HttpAccess, granted_to, require_widening
 from tape.server.http.frames import KEEPALIVE, RETRY, SseFormat
 from tape.server.http.protocol import KEY, HttpConnection
 from tape.server.http.socket_progress import bytes_taken
+from tape.store import Reader
 
 log = logging.getLogger(__name__)
 
@@ -134,20 +137,27 @@ class EventStream:
                 cursor < bounds.oldest - 1
                 and cursor < (oldest := await hub.retry_read(history.read_oldest, has_ended)) - 1
             ):
-                stream.send(self._format.replay_unavailable(TOO_OLD))
+                await self._skip_pruned(stream, subscription.scope, cursor)
                 position = oldest - 1
         replay = _Replay(subscription.scope, self._format, position, hub)
         while not has_ended() and not subscription.attach(replay.position):
             try:
                 data = await hub.retry_read(replay.next, has_ended)
             except CursorExpired as error:  # pruned during the replay and not archived
-                stream.send(self._format.replay_unavailable(TOO_OLD))
+                await self._skip_pruned(stream, subscription.scope, replay.position)
                 replay.position = error.oldest - 1
                 continue
             if data:
                 stream.send(data)
                 stream.last_id = replay.last_id
                 await stream.drain(self._broadcast.limits.idle_timeout_s)
+
+    async def _skip_pruned(self, stream: _Stream, scope: LiveScope, after: int) -> None:
+        """Send a notice if entries after a cursor that retention removed were of the stream's scope."""
+        hub = self._broadcast.hub
+        read = partial(hub.database.read, partial(_has_lost, scope=scope, after=after))
+        if await hub.retry_read(read, stream.ended.done):
+            stream.send(self._format.replay_unavailable(TOO_OLD))
 
     # ── keep-alives, for all streams at once ─────────────────────────────────────────────────────
 
@@ -297,6 +307,19 @@ class _Replay:
             at = bisect_left(wanted, gap.first, key=lambda entry: entry.global_seq)
             frames.insert(at, encode_gap(self._format, gap))
         return b"".join(frames)
+
+
+def _has_lost(reader: Reader, scope: LiveScope, after: int) -> bool:
+    """Whether retention removed an entry of a scope after a cursor; True if that was not recorded."""
+    if scope.identity is None:
+        return True
+    types = pruned_types(reader, scope.identity.triples, after)
+    if types is None or not scope.run:
+        return types is None or any(map(scope.has_type, types))
+    is_whole = has_run_from(reader, scope.run, scope.identity.tenants) or not has_run(
+        reader, scope.run, scope.identity.tenants
+    )
+    return not is_whole and any(map(scope.has_type, types))
 
 
 def _wanted(scope: LiveScope) -> EntryFilter:
