@@ -1,4 +1,4 @@
-"""What retention removed: the last entry of each identity and type, so that a reader gets a notice only of its own loss."""
+"""What retention removed: the last entry of each identity and type, so that readers hear of their own loss only."""
 
 from __future__ import annotations
 

@@ -578,7 +578,7 @@ EVENTS: tuple[EventType, ...] = (
     ),
     EventType(
         "stream.replay_unavailable",
-        "Entries after the cursor of this request cannot be replayed. A comment with the same name and reason precedes it.",
+        "Entries after the cursor of a request cannot be replayed. A comment with the same words precedes it.",
         {"Reason": "why; the table under [coming back](stream.md#coming-back) has the reasons"},
         is_notice=True,
     ),

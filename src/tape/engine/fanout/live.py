@@ -274,7 +274,7 @@ class LiveSubscription:
         self.audience = None
 
     def end(self) -> None:
-        """End the subscription and close its outlet; entries that were dropped and not yet reported are, as the last."""
+        """End the subscription and close its outlet. The last notice reports what was dropped since the last report."""
         self._count_dropped()
         self._report_now()
         self.close()
