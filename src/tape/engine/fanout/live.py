@@ -370,7 +370,7 @@ class LiveSubscription:
             audience.send_to(self)
 
     def _rejoin(self, audience: Audience) -> None:
-        """Get frames as they come again. Before anything is written: a write may fill the outlet again."""
+        """Get new frames at once again. Before anything is written: a write may fill the outlet again."""
         self._broadcast.unblock(self)
         audience.ready[self] = None
 
