@@ -124,6 +124,10 @@ _UNLISTED = {
         "sleep",
         "sleep_async",
     ),
+    "tape.durable.replay": (
+        "replay",
+        "replay_window",
+    ),
     "tape.durable.tenancy": (
         "TenancyConfig",
         "TenancyMode",

@@ -29,6 +29,8 @@ from tape.durable.calls import set_value as set_value
 from tape.durable.calls import watch_value as watch_value
 from tape.durable.gates import gate as gate
 from tape.durable.gates import gate_tool as gate_tool
+from tape.durable.replay import replay as replay
+from tape.durable.replay import replay_window as replay_window
 from tape.durable.results import result as result
 from tape.durable.results import run_once as run_once
 from tape.durable.runs import DurableRun as DurableRun

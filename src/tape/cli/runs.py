@@ -13,6 +13,7 @@ from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
 from tape.cli.output import age, as_dict, console, print_json, print_table, state, state_of
 from tape.cli.run_diff import diff_runs
 from tape.cli.run_fork import fork_run
+from tape.cli.run_replay import replay_runs
 from tape.cli.run_story import RunStory, load
 from tape.cli.run_tree import headline, lease, timeline, tree
 from tape.client import AsyncTapeClient
@@ -45,6 +46,7 @@ class RunView(StrEnum):
 
 app.command("fork")(fork_run)
 app.command("diff")(diff_runs)
+app.command("replay")(replay_runs)
 
 
 @app.command("list")

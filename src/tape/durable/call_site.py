@@ -12,6 +12,11 @@ _STANDARD = (sysconfig.get_path("stdlib"), "<frozen ")
 _LIBRARIES = ("site-packages", "dist-packages")
 
 
+def is_user_code(file: str) -> bool:
+    """Whether a file is neither Tape's, nor the standard library's, nor that of an installed library."""
+    return not file.startswith((_OURS, *_STANDARD)) and not any(part in file for part in _LIBRARIES)
+
+
 def call_site() -> tuple[str, int]:
     """File and line of the newest frame that is neither Tape's nor the standard library's; ("", 0) if there is none.
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from tape.client.channel import DEFAULT_URL
-from tape.client.shared import shared_client
 from tape.durable.effect_call import call_of
 from tape.durable.lease import DEFAULT_TTL_MS
+from tape.durable.recorded_client import recorded_or_shared as shared_client
 from tape.model.payload import to_json
 from tape.proto import tape_pb2 as pb
 

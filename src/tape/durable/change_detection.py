@@ -97,6 +97,8 @@ class StepCheck:
         self._call = call
         self._what = what
         self._on_change = on_change or call.run.on_change
+        if call.run.is_replayed and self._on_change == "warn":
+            self._on_change = "stop"  # what is a warning in production is a finding of a test
         self._position = position
         self._digest = digest
         self._asked = asked

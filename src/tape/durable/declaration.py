@@ -16,6 +16,7 @@ from tape.durable.compensators import check_compensator
 from tape.durable.digest import DigestOption, check_option
 from tape.durable.effect_call import EffectCall, find_call
 from tape.durable.effect_execution import attempt, attempt_async, is_begun, perform, perform_async
+from tape.durable.recorded_client import current_recording
 from tape.durable.registry import register_status_check, register_tool_compensator
 from tape.errors import InvalidInput
 
@@ -260,6 +261,7 @@ def _wrapped(tool: Callable[..., Any], meta: EffectMeta) -> Callable[..., Any]:
         async def wrapper(*args: Any, **kwargs: Any) -> Any:
             parent, arguments, context = prepared(args, kwargs)
             if parent is None:
+                _refuse_under_replay(meta)
                 return await attempt_async(meta, lambda: tool(*args, **kwargs))
             if is_begun(parent, meta):
                 return await attempt_async(meta, lambda: body(args, kwargs, context, parent))
@@ -271,6 +273,7 @@ def _wrapped(tool: Callable[..., Any], meta: EffectMeta) -> Callable[..., Any]:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             parent, arguments, context = prepared(args, kwargs)
             if parent is None:
+                _refuse_under_replay(meta)
                 return attempt(meta, lambda: tool(*args, **kwargs))
             if is_begun(parent, meta):
                 return attempt(meta, lambda: body(args, kwargs, context, parent))
@@ -278,6 +281,12 @@ def _wrapped(tool: Callable[..., Any], meta: EffectMeta) -> Callable[..., Any]:
 
     setattr(wrapper, _META, meta)
     return wrapper
+
+
+def _refuse_under_replay(meta: EffectMeta) -> None:
+    """Reject a call outside of a run while a run is replayed: it would be performed."""
+    if (recorded := current_recording.get()) is not None:
+        recorded.refuse_effect(meta.name)
 
 
 def _arguments(bound: inspect.BoundArguments) -> dict[str, Any]:

@@ -59,6 +59,11 @@ class RunHandle:
     # The gate that it waits at.
     parked_at: str = ""
 
+    @property
+    def is_replayed(self) -> bool:
+        """Whether the run is answered from its record: nothing may be performed."""
+        return bool(getattr(self.client, "is_recording", False))
+
     def call(self, call: Callable[..., Any], /, **arguments: Any) -> Any:
         """Make a call for the run, retried while the server is unavailable.
 

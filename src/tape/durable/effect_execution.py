@@ -136,6 +136,11 @@ class BegunEffect:
                 position=begun.position,
                 recorded_json=lambda: _recorded_request(call),
             )
+        if parent.run.is_replayed:
+            try:
+                parent.run.client.check_settled(meta.name, begun.status, meta.dispatch == "outbox")
+            except RunInterrupted as ended:
+                raise parent.run.interrupt(ended) from None
         begun_effect = cls(meta, call, arguments, begun)
         if begun.idempotency_key != call.idempotency_key:
             begun_effect._leave_to_other_run(begun.idempotency_key)

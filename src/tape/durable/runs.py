@@ -30,6 +30,7 @@ from tape.durable.digest import DigestOption, check_option, digest_of
 from tape.durable.effect_call import EffectCall, RunHandle, within
 from tape.durable.interruptions import ends_run, find_interruption
 from tape.durable.lease import DEFAULT_TTL_MS, RunLease
+from tape.durable.recorded_client import current_recording
 from tape.durable.results import decode, encode
 from tape.durable.server_retry import call_with_retry
 from tape.durable.sleep import sleep, sleep_async
@@ -125,7 +126,8 @@ class DurableRun:
 
     def _begin(self) -> None:
         owner = adopted_owner.get() or self._identity["lease_owner"] or new_owner()
-        client = self._client or TapeClient(self._url, lease_owner=owner)
+        recorded: Any = current_recording.get()
+        client: TapeClient = recorded or self._client or TapeClient(self._url, lease_owner=owner)
         try:
             begun = self._take(client, owner)
             ids = ("app_name", "user_id", "session_id", "invocation_id")
@@ -147,6 +149,8 @@ class DurableRun:
             if self._owns_client:
                 client.close()
             raise
+        if handle.is_replayed:
+            return
         handle.lease = RunLease(client, begun.run_id, owner, self._lease_ttl_ms, on_lost=handle.lease_is_lost)
         handle.lease.start()
 
