@@ -29,7 +29,7 @@ PAGE = 200
 
 
 @dataclass(frozen=True)
-class Divergence:
+class ReplayDivergence:
     """The first difference of today's code from the record of a run."""
 
     message: str
@@ -49,7 +49,7 @@ class ReplayResult:
     outcome: str
     replayed: int = 0
     steps: int = 0
-    divergence: Divergence | None = None
+    divergence: ReplayDivergence | None = None
     reason: str = ""
 
     def as_dict(self) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def _why_not(history: RunHistory) -> str:
     return "compacted: its responses are no longer there" if is_blank else ""
 
 
-def _execute(recorded: RecordedClient, agent: Callable[..., Any]) -> Divergence | None:
+def _execute(recorded: RecordedClient, agent: Callable[..., Any]) -> ReplayDivergence | None:
     state = recorded.get_run()
     token = current_recording.set(recorded)
     try:
@@ -149,10 +149,10 @@ def _execute(recorded: RecordedClient, agent: Callable[..., Any]) -> Divergence 
         cause = change.__context__ if isinstance(change.__context__, Exception) else change
         return _divergence(recorded.divergence or change, cause.__traceback__)
     except RunInterrupted as error:
-        return Divergence(f"It is interrupted: {type(error).__name__}: {error}", **_site(error.__traceback__))
+        return ReplayDivergence(f"It is interrupted: {type(error).__name__}: {error}", **_site(error.__traceback__))
     except Exception as error:
         if recorded.divergence is None and not _is_recorded_failure(recorded.history.run, error):
-            return Divergence(f"It raises {type(error).__name__}: {error}", **_site(error.__traceback__))
+            return ReplayDivergence(f"It raises {type(error).__name__}: {error}", **_site(error.__traceback__))
     finally:
         current_recording.reset(token)
     # An interruption that the agent has swallowed counts.
@@ -164,10 +164,10 @@ def _is_recorded_failure(run: pb.RunState, error: Exception) -> bool:
     return was == pb.RUN_STATUS_FAILED and f'"{type(error).__name__}"' in run.detail_json
 
 
-def _divergence(change: RunChanged, found: TracebackType | None) -> Divergence:
+def _divergence(change: RunChanged, found: TracebackType | None) -> ReplayDivergence:
     site: dict[str, Any] = {"file": change.file, "line": change.line} if change.file else _site(found)
     message = str(change.args[0]) if change.args else str(change)
-    return Divergence(message, change.recorded, change.asked, change.difference, **site)
+    return ReplayDivergence(message, change.recorded, change.asked, change.difference, **site)
 
 
 def _site(found: TracebackType | None) -> dict[str, Any]:
