@@ -215,6 +215,20 @@ def test_a_failed_run_replays_as_failed(url: str, observer: TapeClient) -> None:
     assert mended.outcome == "diverged"
 
 
+def test_another_result_is_a_divergence(url: str, observer: TapeClient) -> None:
+    def answers(value: int) -> Plan:
+        def plan(run: tape.DurableRun) -> None:
+            run.result = {"value": value}
+
+        return plan
+
+    run_id = drive(url, answers(1))
+    assert tape.replay(run_id, agent_of(answers(1)), client=observer).check().outcome == "same"
+    changed = tape.replay(run_id, agent_of(answers(2)), client=observer).divergence
+    assert changed is not None
+    assert (changed.recorded, changed.asked) == ('{"value":1}', '{"value":2}')
+
+
 def test_a_version_under_replay_is_the_one_of_the_run(url: str, observer: TapeClient) -> None:
     def versioned(run: tape.DurableRun) -> None:
         if run.version("careful", 2) >= 2:

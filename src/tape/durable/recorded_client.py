@@ -94,7 +94,7 @@ class RecordedClient:
         """The recorded run."""
         return pb.ResumeRunResponse(run=self.get_run())
 
-    def end_run(self, *, status: int, detail_json: str = "", **_: Any) -> pb.EndRunResponse:
+    def end_run(self, *, status: int, detail_json: str = "", result_json: str = "", **_: Any) -> pb.EndRunResponse:
         """Compare how the run ends with how it ended."""
         run = self.history.run
         if (missing := self._next_unseen()) is not None:
@@ -104,8 +104,8 @@ class RecordedClient:
             if was != status:
                 ended = f"{_name(was)} {run.detail_json}".strip()
                 raise self._diverged("It ends in another way.", f"{_name(status)} {detail_json}".strip(), ended)
-            if status == pb.RUN_STATUS_TERMINAL and _are_other(run.detail_json, detail_json):
-                raise self._diverged("It has another result.", detail_json, run.detail_json)
+            if status == pb.RUN_STATUS_TERMINAL and _are_other(run.result_json, result_json):
+                raise self._diverged("It has another result.", result_json, run.result_json)
         return pb.EndRunResponse(run=run)
 
     def admit_budget(self, **_: Any) -> pb.AdmitBudgetResponse:
