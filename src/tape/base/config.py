@@ -118,6 +118,7 @@ class Settings:
     artifacts: str = ""
     artifact_threshold_bytes: int = 32 << 10
     match_reactions: bool = True
+    mcp: bool = False
     keep_tasks_h: int = 168
     scrub_entries_per_s: float = 1_000.0
     scrub_interval_h: float = 24.0

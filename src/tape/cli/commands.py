@@ -8,6 +8,7 @@ PANELS: dict[str, dict[str, str]] = {
         "tail": "Print entries as they are appended, each once.",
         "values": "Read, write, watch and delete values.",
         "relay": "Deliver every entry to a sink, at least once and in order per run.",
+        "mcp": "Serve the journal to desktop clients and coding agents (MCP over stdio).",
         "cel": "Check, evaluate and explain CEL predicates.",
     },
     "Runs": {

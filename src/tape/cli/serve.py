@@ -8,7 +8,7 @@ import logging
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -71,6 +71,10 @@ def serve(
     match_reactions: Annotated[
         bool | None,
         typer.Option(help="Match reactions in this server. [default: match-reactions]"),
+    ] = None,
+    mcp: Annotated[
+        bool | None,
+        typer.Option("--mcp", help="Serve the journal to MCP clients at /mcp of the HTTP address. [default: off]"),
     ] = None,
     keep_tasks_h: Annotated[
         int | None, typer.Option(help="Hours for which done and dropped tasks are kept. [default: 168]")
@@ -255,6 +259,7 @@ def serve(
         "server_id": server_id,
         "shutdown_grace_s": shutdown_grace_s,
         "match_reactions": match_reactions,
+        "mcp": mcp,
         "keep_tasks_h": keep_tasks_h,
         "scrub_entries_per_s": scrub_entries_per_s,
         "scrub_interval_h": scrub_interval_h,
@@ -322,13 +327,22 @@ async def _serve(settings: Settings) -> None:
             with collection_paused():
                 from tape.server.server import Server  # `tape serve --help` does without it
 
-                server = Server(settings)
+                server = Server(settings, _mcp_mount() if settings.mcp else None)
                 announce_creation(server.database)
                 await stack.enter_async_context(server)
             _greet(settings, server.grpc_address, server.http_address, server.grpc_client_address, len(server.keys))
             await stop.wait()
             typer.echo("Stopping: finishing commits and ending streams.")
     typer.echo("Stopped.")
+
+
+def _mcp_mount() -> Any:
+    from tape.mcp import require_mcp
+
+    require_mcp("tape serve --mcp")
+    from tape.mcp.mount import McpMount  # the library of MCP
+
+    return McpMount
 
 
 def _greet(
@@ -340,7 +354,8 @@ def _greet(
     # A certificate is for names, and none is for the address that stands for all.
     shown_url = grpc_url.replace("//0.0.0.0:", "//localhost:").replace("//[::]:", "//localhost:")
     address = "" if grpc_url.endswith(":7878") and not secure else f" --url {shown_url}"
-    http = f"http{secure}://{http_address}   (/v1/events /api /ingress /healthz /readyz /metrics)"
+    mcp = " /mcp" if settings.mcp else ""
+    http = f"http{secure}://{http_address}   (/v1/events /api /ingress{mcp} /healthz /readyz /metrics)"
     certificates = (
         f"  gRPC   tapes://{grpc_client_address}   (with client certificates)\n" if grpc_client_address else ""
     )

@@ -16,7 +16,7 @@ from tape.client.advance_batcher import AdvanceBatcher
 from tape.client.append_batcher import TIMEOUT_S, AppendBatcher, RequestRef
 from tape.client.append_stream import AppendStream
 from tape.client.catalog import CatalogCalls
-from tape.client.channel import DEFAULT_URL, connect
+from tape.client.channel import DEFAULT_URL, Channel, connect
 from tape.client.credentials import Credentials
 from tape.client.effects import EffectCalls
 from tape.client.gap import OnGap, report_gap, to_gap
@@ -98,7 +98,24 @@ class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionC
     ) -> None:
         self.url = url
         credentials = Credentials(auth=auth, audience=audience, id_token=id_token)
-        self._channel = connect(url, lease_owner, credentials, choose_transport(transport))
+        channel = connect(url, lease_owner, credentials, choose_transport(transport))
+        self._use(channel, append_timeout_s, reconnect_timeout_s)
+
+    @classmethod
+    def over(cls, channel: Channel) -> AsyncTapeClient:
+        """A client on a channel of the caller's own making."""
+        client = cls.__new__(cls)
+        client.url = channel.url
+        client._use(channel)
+        return client
+
+    def _use(
+        self,
+        channel: Channel,
+        append_timeout_s: float = TIMEOUT_S,
+        reconnect_timeout_s: float = resumption.TIMEOUT_S,
+    ) -> None:
+        self._channel = channel
         self._resumptions = Resumptions(reconnect_timeout_s)
         self._appends = AppendStream(self._channel)
         self._batcher = AppendBatcher(self._send, append_timeout_s)

@@ -1,7 +1,8 @@
 """The Model Context Protocol over the journal (extra `mcp`).
 
 `JournalEventStore` with `SessionManager` makes the streamable HTTP of any Python MCP server resumable, `CallRecorder`
-records every tool call, and `JournalBus` carries change notifications between replicas.
+records every tool call, `JournalBus` carries change notifications between replicas, and `journal_server` is an MCP
+server that reads and appends entries: `tape mcp`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ _MODULES = {
     "JournalBus": "tape.mcp.journal_bus",
     "JournalEventStore": "tape.mcp.event_store",
     "SessionManager": "tape.mcp.session_manager",
+    "journal_server": "tape.mcp.server",
     "streamable_http_app": "tape.mcp.session_manager",
 }
 
@@ -25,6 +27,7 @@ __all__ = [
     "JournalBus",
     "JournalEventStore",
     "SessionManager",
+    "journal_server",
     "streamable_http_app",
 ]
 

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 from grpc_health.v1 import health, health_pb2_grpc
@@ -19,6 +19,7 @@ from tape import __version__
 from tape.base.addresses import allowing
 from tape.base.config import Settings, parse_address
 from tape.base.owner import new_owner, server_owner
+from tape.base.telemetry.metrics import Metrics
 from tape.engine.fanout.live import Broadcast, LiveLimits
 from tape.engine.ledgers.counts import fold
 from tape.engine.scrubber import Scrubber
@@ -30,7 +31,7 @@ from tape.server.core import ServerCore
 from tape.server.grpc.decoders import StandardServices
 from tape.server.grpc.handlers import handlers
 from tape.server.grpc.health import HealthService
-from tape.server.grpc.methods import SERVICE, UnaryMethod
+from tape.server.grpc.methods import SERVICE, Methods, UnaryMethod
 from tape.server.grpc.tls import server_credentials
 from tape.server.http.access import HttpAccess
 from tape.server.http.api import ApiRoutes
@@ -47,6 +48,7 @@ from tape.server.http.listeners import RunStarter
 from tape.server.http.protocol import HttpLimits
 from tape.server.http.publish import PublishRoutes
 from tape.server.http.queries import QueryRoutes
+from tape.server.http.router import App
 from tape.server.http.stream import EventStream
 from tape.server.loop_lag import LoopLag
 from tape.server.readiness import Readiness
@@ -80,10 +82,22 @@ COUNTING_S = 10.0
 LISTENERS_S = 1.0
 
 
+class Mount(Protocol):
+    """Routes of the HTTP application that another package serves, and what runs behind them."""
+
+    def add_to(self, app: App) -> None: ...
+    async def run(self) -> None: ...
+
+
+MakeMount = Callable[[Methods, HttpAccess, Metrics, int], Mount]
+
+
 class Server:
     """Use as an async context manager; `grpc_address` and `http_address` are the addresses it listens on."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, mount: MakeMount | None = None) -> None:
+        """`mount` makes further routes of the HTTP application, such as `/mcp`."""
+        self._make_mount = mount
         self._is_stopped = False
         self.settings = settings
         self._allowed_hosts = contextlib.ExitStack()
@@ -123,6 +137,7 @@ class Server:
         )
         self._max_message_bytes = _max_message_bytes(settings)
         self._methods: Mapping[str, UnaryMethod] = {}
+        self._all_methods = Methods({}, {})
         self.grpc_address = ""
         self.grpc_client_address = ""
         self.http_address = ""
@@ -227,7 +242,7 @@ class Server:
     async def _open_grpc(self) -> None:
         server = grpc.aio.server(options=grpc_options(self._max_message_bytes))
         methods = self.core.bind_methods(self._info)
-        self._methods = methods.unary
+        self._methods, self._all_methods = methods.unary, methods
         server.add_generic_rpc_handlers((handlers(methods),))
         standard = StandardServices(server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, standard)
@@ -299,6 +314,10 @@ class Server:
             CallRoutes(self.journal, self._methods, access, self.metrics, self._max_message_bytes),
             ApiRoutes(self.journal, internal, self.wallet, self.listeners, self._key_routes()).add_to,
         )
+        if self._make_mount is not None:
+            mount = self._make_mount(self._all_methods, access, self.metrics, settings.max_payload_bytes)
+            endpoints = endpoints._replace(add_api=_both(endpoints.add_api, mount.add_to))
+            self._tasks.append(asyncio.create_task(self.metrics.background.supervise("mcp", mount.run)))
         return build_app(self._readiness, self.metrics, endpoints, settings.origins)
 
     def _key_routes(self) -> KeyRoutes:
@@ -317,6 +336,14 @@ class Server:
             except TapeError as error:
                 log.warning("counter failed, retrying in %.0f s: %s", COUNTING_S, error)
             await asyncio.sleep(COUNTING_S)
+
+
+def _both(first: Callable[[App], None], second: Callable[[App], None]) -> Callable[[App], None]:
+    def add(app: App) -> None:
+        first(app)
+        second(app)
+
+    return add
 
 
 def grpc_options(max_message_bytes: int) -> list[tuple[str, int]]:

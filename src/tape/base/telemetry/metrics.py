@@ -82,6 +82,7 @@ class Metrics:
         self.live_delivered = counter("live_entries", "Entries for HTTP streams, one for each stream")
         self.live_dropped = counter("live_dropped", "Entries that slow HTTP streams lost, as their gap frames report")
         self.live_reaped = counter("live_reaped", "HTTP streams closed because the client did not read")
+        self.mcp_calls = counter("mcp_calls", "Tool calls at /mcp by tool and outcome", "tool", "outcome")
         self.http_requests = counter("http_requests", "HTTP requests by route and status", "route", "status")
 
         self.redactions = counter(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from abc import ABC
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, TypeVar
 
@@ -33,6 +34,13 @@ Reply = TypeVar("Reply")
 CERTIFICATE_KEY = "x509_der_cert"
 
 
+class AdmittedContext(ABC):
+    """The context of a call whose caller another endpoint has found already; its permissions are checked as ever."""
+
+    __slots__ = ()
+    principal: Principal
+
+
 class RpcAccess:
     """Admits or rejects calls. An open server without an internal token admits every call without a service key."""
 
@@ -47,6 +55,12 @@ class RpcAccess:
 
         Raises unless it may call this method.
         """
+        if isinstance(context, AdmittedContext):
+            principal = context.principal
+            if self._is_restricted or not principal.is_open:
+                self._access.authorize(method, principal)
+            set_principal(principal)
+            return principal
         metadata = context.invocation_metadata()
         header = _value(metadata, "authorization")
         token = bearer_of(header)

@@ -80,6 +80,11 @@ class HttpAccess:
         return self._access.watch(principal, end)
 
     @property
+    def is_local(self) -> bool:
+        """Whether this is an open server for clients of its own host."""
+        return self._access.is_open and self._is_local
+
+    @property
     def is_unguarded(self) -> bool:
         """Whether the server has neither keys nor an internal token."""
         return self._access.is_open and not self._access.has_internal_token
