@@ -291,7 +291,7 @@ def _subject_of(type_name: str) -> str:
 def _derived_key(ctx: Ctx, subject: str, payload: Any) -> str:
     """The idempotency key of a call without one: a retried request of a session appends once.
 
-    Without a session (stdio, protocol 2026-07-28) request ids come again, so that such a call has no key.
+    Without a session (stdio, protocol 2026-07-28) request ids are reused, so that such a call has no key.
     """
     request = ctx.request_context.request
     session = request.headers.get("mcp-session-id", "") if request is not None else ""
