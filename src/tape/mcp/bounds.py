@@ -23,7 +23,7 @@ UNTRUSTED = (
 )
 
 
-class EntryView(BaseModel):
+class ShownEntry(BaseModel):
     """One entry of the journal."""
 
     global_seq: int
@@ -35,10 +35,10 @@ class EntryView(BaseModel):
     cut: bool = Field(default=False, description="Whether a part of the payload was left out.")
 
 
-def view(entry: Entry) -> EntryView:
+def view(entry: Entry) -> ShownEntry:
     """An entry with long texts of its payload cut."""
     payload, is_cut = cut_json(entry.payload_json)
-    return EntryView(
+    return ShownEntry(
         global_seq=entry.global_seq,
         time=to_time(entry.ts_ms),
         subject=entry.subject[:MAX_TEXT],

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any, NamedTuple, cast
 
 from tape.client.aio import AsyncTapeClient, to_entry
-from tape.mcp.bounds import MAX_ANSWER, EntryView, size_of, view
+from tape.mcp.bounds import MAX_ANSWER, ShownEntry, size_of, view
 from tape.model.entry import Entry
 from tape.proto import tape_pb2 as pb
 
@@ -18,7 +18,7 @@ MAX_SCANNED_BYTES = 32 << 20
 FIRST_WINDOW = 500
 
 
-class Question(NamedTuple):
+class PageQuestion(NamedTuple):
     """Which entries are asked for."""
 
     pattern: str = ""
@@ -31,15 +31,15 @@ class Question(NamedTuple):
         return not any(self)
 
 
-class Page(NamedTuple):
+class ShownPage(NamedTuple):
     """Entries, oldest first, and the cursor that continues: `after` forwards, `before` backwards (0: no more)."""
 
-    entries: list[EntryView]
+    entries: list[ShownEntry]
     cursor: int
     gaps: list[str]
 
 
-def _follow(client: AsyncTapeClient, question: Question, after: int) -> AsyncIterator[pb.EntryBatch]:
+def _follow(client: AsyncTapeClient, question: PageQuestion, after: int) -> AsyncIterator[pb.EntryBatch]:
     return client.follow_batches(
         question.pattern,
         from_global_seq=after,
@@ -52,17 +52,17 @@ def _follow(client: AsyncTapeClient, question: Question, after: int) -> AsyncIte
 
 async def read_after(
     client: AsyncTapeClient,
-    question: Question,
+    question: PageQuestion,
     after: int,
     limit: int,
     wait_s: float,
     report: Callable[[float], Awaitable[None]],
-) -> Page:
+) -> ShownPage:
     """Entries after a cursor. If there are none, it waits for news up to `wait_s`, and calls `report` meanwhile."""
     head = (await client.head()).global_seq
     loop = asyncio.get_running_loop()
     began = loop.time()
-    page, gaps, size, cursor = list[EntryView](), list[str](), 0, after
+    page, gaps, size, cursor = list[ShownEntry](), list[str](), 0, after
     try:
         async with asyncio.timeout(max(wait_s, 0.0) + 20.0) as deadline:
             async with aclosing(cast(Any, _follow(client, question, after))) as batches:
@@ -72,29 +72,29 @@ async def read_after(
                         shown = view(to_entry(event))
                         size += size_of(shown)
                         if len(page) == limit or (page and size > MAX_ANSWER):
-                            return Page(page, cursor, gaps)
+                            return ShownPage(page, cursor, gaps)
                         page.append(shown)
                         cursor = event.global_seq
                     cursor = max(cursor, batch.position)
                     if batch.position >= head:
                         elapsed = loop.time() - began
                         if page or elapsed >= wait_s:
-                            return Page(page, cursor, gaps)
+                            return ShownPage(page, cursor, gaps)
                         await report(elapsed)
                         deadline.reschedule(began + wait_s)
     except TimeoutError:
         pass
-    return Page(page, cursor, gaps)
+    return ShownPage(page, cursor, gaps)
 
 
 async def read_newest(
     client: AsyncTapeClient,
-    question: Question,
+    question: PageQuestion,
     limit: int,
     before: int = 0,
     keep: Callable[[Entry], bool] = lambda entry: True,
     since_ms: int = 0,
-) -> Page:
+) -> ShownPage:
     """The newest entries before a number (0: the head), searched backwards in growing windows."""
     head = await client.head()
     end = min(before - 1, head.global_seq) if before else head.global_seq
@@ -124,9 +124,9 @@ async def read_newest(
     return _fit(found[-limit:], is_more=len(found) > limit, end=0 if end <= lowest or is_old else end + 1, gaps=gaps)
 
 
-def _fit(found: list[Entry], *, is_more: bool, end: int, gaps: list[str]) -> Page:
+def _fit(found: list[Entry], *, is_more: bool, end: int, gaps: list[str]) -> ShownPage:
     """The newest of the entries that fit into an answer, and the cursor for those before them."""
-    page: list[EntryView] = []
+    page: list[ShownEntry] = []
     size = 0
     for entry in reversed(found):
         shown = view(entry)
@@ -137,8 +137,8 @@ def _fit(found: list[Entry], *, is_more: bool, end: int, gaps: list[str]) -> Pag
         page.append(shown)
     page.reverse()
     if is_more and page:
-        return Page(page, page[0].global_seq, gaps)
-    return Page(page, end, gaps)
+        return ShownPage(page, page[0].global_seq, gaps)
+    return ShownPage(page, end, gaps)
 
 
 def _named(batch: pb.EntryBatch) -> list[str]:

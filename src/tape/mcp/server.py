@@ -23,8 +23,8 @@ from tape.base.durations import parse_duration_ms
 from tape.client.aio import AsyncTapeClient
 from tape.errors import TapeError
 from tape.mcp import run_account
-from tape.mcp.bounds import UNTRUSTED, EntryView, cut_json
-from tape.mcp.pages import Question, read_after, read_newest
+from tape.mcp.bounds import UNTRUSTED, ShownEntry, cut_json
+from tape.mcp.pages import PageQuestion, read_after, read_newest
 from tape.model import subject as subjects
 from tape.model.entry import Entry, type_of
 from tape.model.payload import to_json
@@ -48,32 +48,32 @@ _READS = ToolAnnotations(read_only_hint=True, destructive_hint=False, idempotent
 _APPENDS = ToolAnnotations(read_only_hint=False, destructive_hint=False, idempotent_hint=True, open_world_hint=False)
 
 
-class Appended(BaseModel):
+class AppendAnswer(BaseModel):
     """Where an entry is."""
 
     global_seq: int
 
 
-class Entries(BaseModel):
+class TailAnswer(BaseModel):
     """Entries, oldest first."""
 
-    entries: list[EntryView]
+    entries: list[ShownEntry]
     next: int = Field(description="Give it as `after` to read on.")
     older: int = Field(default=0, description="Give it as `before` for older entries; 0: there are none.")
     gaps: list[str] = []
     notice: str = UNTRUSTED
 
 
-class Found(BaseModel):
+class SearchAnswer(BaseModel):
     """Entries that were found, oldest first."""
 
-    entries: list[EntryView]
+    entries: list[ShownEntry]
     older: int = Field(description="Give it as `before` to search on in older entries; 0: all were searched.")
     gaps: list[str] = []
     notice: str = UNTRUSTED
 
 
-class Runs(BaseModel):
+class RunsAnswer(BaseModel):
     """Runs, the newest first; with `history` if one was asked for."""
 
     runs: list[dict[str, Any]]
@@ -84,7 +84,7 @@ class Runs(BaseModel):
     notice: str = UNTRUSTED
 
 
-class Explanation(BaseModel):
+class ExplainAnswer(BaseModel):
     """Sentences; numbers in brackets are the global_seq of entries that prove them."""
 
     sentences: list[str]
@@ -126,14 +126,14 @@ def _add_tools(server: MCPServer[Any], connect: Connect) -> None:
         payload: Annotated[Any, Field(description="Any JSON value.")] = None,
         run_id: Name = "",
         idempotency_key: Annotated[Name, Field(description="The same key appends once, for a day.")] = "",
-    ) -> Appended:
+    ) -> AppendAnswer:
         if bool(type) == bool(subject):
             raise ToolError("Give either `type` or `subject`.")
 
-        async def work(client: AsyncTapeClient) -> Appended:
+        async def work(client: AsyncTapeClient) -> AppendAnswer:
             at = subject or _subject_of(type)
             key = idempotency_key or _derived_key(ctx, at, payload)
-            return Appended(global_seq=await client.append(at, payload, run_id=run_id, request_id=key))
+            return AppendAnswer(global_seq=await client.append(at, payload, run_id=run_id, request_id=key))
 
         return await _calling(connect(ctx.request_context), work)
 
@@ -148,19 +148,19 @@ def _add_tools(server: MCPServer[Any], connect: Connect) -> None:
         last: Annotated[int, Field(ge=1, le=MAX_LIMIT, description="Without `after`: so many of the newest.")] = 20,
         limit: Limit = 50,
         wait_s: Annotated[float, Field(ge=0, le=MAX_WAIT_S, description="With `after`: wait so long for news.")] = 0,
-    ) -> Entries:
-        question = Question(pattern, where, run_id)
+    ) -> TailAnswer:
+        question = PageQuestion(pattern, where, run_id)
 
         async def report(elapsed: float) -> None:
             await ctx.report_progress(elapsed, wait_s)
 
-        async def work(client: AsyncTapeClient) -> Entries:
+        async def work(client: AsyncTapeClient) -> TailAnswer:
             if after is not None:
                 page = await read_after(client, question, after, limit, wait_s, report)
-                return Entries(entries=page.entries, next=page.cursor, gaps=page.gaps[:20])
+                return TailAnswer(entries=page.entries, next=page.cursor, gaps=page.gaps[:20])
             head = (await client.head()).global_seq
             page = await read_newest(client, question, min(last, limit), before)
-            return Entries(entries=page.entries, next=head, older=page.cursor, gaps=page.gaps[:20])
+            return TailAnswer(entries=page.entries, next=head, older=page.cursor, gaps=page.gaps[:20])
 
         return await _calling(connect(ctx.request_context), work)
 
@@ -172,7 +172,7 @@ def _add_tools(server: MCPServer[Any], connect: Connect) -> None:
         types: Annotated[list[Name], Field(max_length=20, description="Such as order.paid.")] = [],  # noqa: B006
         limit: Limit = 20,
         before: Annotated[Seq, Field(description="Only entries before this global_seq.")] = 0,
-    ) -> Found:
+    ) -> SearchAnswer:
         wanted = text.casefold()
 
         def has_text(entry: Entry) -> bool:
@@ -180,11 +180,11 @@ def _add_tools(server: MCPServer[Any], connect: Connect) -> None:
                 return False
             return any(wanted in each.casefold() for each in (entry.subject, entry.run_id, entry.payload_json))
 
-        async def work(client: AsyncTapeClient) -> Found:
+        async def work(client: AsyncTapeClient) -> SearchAnswer:
             since_ms = now_ms() - parse_duration_ms("since", since) if since else 0
-            question = Question(f"{_subject_of(types[0])}/**" if len(types) == 1 else "")
+            question = PageQuestion(f"{_subject_of(types[0])}/**" if len(types) == 1 else "")
             page = await read_newest(client, question, limit, before, has_text, since_ms)
-            return Found(entries=page.entries, older=page.cursor, gaps=page.gaps[:20])
+            return SearchAnswer(entries=page.entries, older=page.cursor, gaps=page.gaps[:20])
 
         return await _calling(connect(ctx.request_context), work)
 
@@ -196,8 +196,8 @@ def _add_tools(server: MCPServer[Any], connect: Connect) -> None:
         status: Literal["", "RUNNING", "WAITING", "RUNNABLE", "TERMINAL", "FAILED", "CANCELLED", "STUCK"] = "",
         limit: Annotated[int, Field(ge=1, le=100)] = 20,
         before: Annotated[Name, Field(description="`next` of the page before.")] = "",
-    ) -> Runs:
-        async def work(client: AsyncTapeClient) -> Runs:
+    ) -> RunsAnswer:
+        async def work(client: AsyncTapeClient) -> RunsAnswer:
             return await (_show_run(client, run_id) if run_id else _list_runs(client, app, status, limit, before))
 
         return await _calling(connect(ctx.request_context), work)
@@ -207,24 +207,24 @@ def _add_tools(server: MCPServer[Any], connect: Connect) -> None:
         description="Explain a run (why it is where it is), or why a reaction did or did not fire on an entry."
         f" {UNTRUSTED}",
     )
-    async def explain(ctx: Ctx, run_id: Name = "", reaction_id: Name = "", global_seq: Seq = 0) -> Explanation:
+    async def explain(ctx: Ctx, run_id: Name = "", reaction_id: Name = "", global_seq: Seq = 0) -> ExplainAnswer:
         if bool(run_id) == bool(reaction_id and global_seq):
             raise ToolError("Give either `run_id`, or `reaction_id` and `global_seq`.")
 
-        async def work(client: AsyncTapeClient) -> Explanation:
+        async def work(client: AsyncTapeClient) -> ExplainAnswer:
             if run_id:
                 account = await run_account.read_account(client, run_id)
-                return Explanation(sentences=[each[:2_000] for each in run_account.explain(account, now_ms())[:100]])
+                return ExplainAnswer(sentences=[each[:2_000] for each in run_account.explain(account, now_ms())[:100]])
             found = await client.explain_reaction(reaction_id, global_seq)
             said = [f"{found.verdict} [{global_seq}]", found.outcome and f"Outcome: {found.outcome}"]
             said += [found.decided_by and f"Decided by: {found.decided_by}", found.predicate_trace]
             said += [found.run_id and f"It began the run {found.run_id}."]
-            return Explanation(sentences=[each[:2_000] for each in said if each])
+            return ExplainAnswer(sentences=[each[:2_000] for each in said if each])
 
         return await _calling(connect(ctx.request_context), work)
 
 
-async def _list_runs(client: AsyncTapeClient, app: str, status: str, limit: int, before: str) -> Runs:
+async def _list_runs(client: AsyncTapeClient, app: str, status: str, limit: int, before: str) -> RunsAnswer:
     started, _, last_id = before.partition("/")
     if before and not (started.isdecimal() and last_id):
         raise ToolError("`before` is not the `next` of a page.")
@@ -238,16 +238,16 @@ async def _list_runs(client: AsyncTapeClient, app: str, status: str, limit: int,
     states = [run_account.state_of(run) for run in found.runs]
     is_full = len(states) == limit
     last = found.runs[-1] if states else None
-    return Runs(runs=states, next=f"{last.started_at_ms}/{last.run_id}" if is_full and last is not None else "")
+    return RunsAnswer(runs=states, next=f"{last.started_at_ms}/{last.run_id}" if is_full and last is not None else "")
 
 
-async def _show_run(client: AsyncTapeClient, run_id: str) -> Runs:
+async def _show_run(client: AsyncTapeClient, run_id: str) -> RunsAnswer:
     account = await run_account.read_account(client, run_id)
     owed = await client.list_obligations(run_id=run_id, only_unresolved=False)
     history = run_account.history_of(account)
     while len(history) > 1 and len(msgspec.json.encode(history)) > 20_000:
         history = history[len(history) // 4 + 1 :]
-    return Runs(
+    return RunsAnswer(
         runs=[run_account.state_of(account.run)],
         gates=[_plain(gate) for gate in list(account.run.gates)[-10:]],
         obligations=[_plain(each) for each in list(owed.obligations)[:10]],
@@ -327,7 +327,7 @@ def _add_resources(server: MCPServer[Any], connect: Connect) -> None:
         async def work(client: AsyncTapeClient) -> Any:
             if not global_seq.isdecimal() or not 0 < int(global_seq) < 1 << 63:
                 raise ResourceError(f"{global_seq[:40]!r} is not a global_seq.")
-            page = await read_after(client, Question(), int(global_seq) - 1, 1, 0, _silent)
+            page = await read_after(client, PageQuestion(), int(global_seq) - 1, 1, 0, _silent)
             if not page.entries or page.entries[0].global_seq != int(global_seq):
                 raise ResourceError(f"There is no entry {global_seq} for this caller.")
             return page.entries[0].model_dump()
@@ -346,7 +346,7 @@ def _add_resources(server: MCPServer[Any], connect: Connect) -> None:
         async def work(client: AsyncTapeClient) -> Any:
             if not after.isdecimal():
                 raise ResourceError(f"after {after[:40]!r} is not a global_seq.")
-            page = await read_after(client, Question(run_id=run_id), int(after), MAX_LIMIT, 0, _silent)
+            page = await read_after(client, PageQuestion(run_id=run_id), int(after), MAX_LIMIT, 0, _silent)
             return {"entries": [each.model_dump() for each in page.entries], "next": page.cursor}
 
         return await show(ctx, work)
