@@ -12,9 +12,9 @@ PANELS: dict[str, dict[str, str]] = {
         "cel": "Check, evaluate and explain CEL predicates.",
     },
     "Runs": {
-        "runs": "List runs, and show the history of one.",
+        "runs": "List runs, show one and its result, and cancel, retry or resume them.",
         "effects": "List open effects, oldest first.",
-        "obligations": "List unresolved obligations.",
+        "obligations": "List unresolved obligations, and resolve them by hand.",
         "inbox": "List gates that wait for a person, show one, and answer it.",
         "signal": "Resolve a gate.",
         "reactors": "Recover, compensate and reconcile runs, fire timers, dispatch the outbox.",

@@ -20,6 +20,10 @@ T = TypeVar("T")
 K = TypeVar("K")
 
 
+# Children that are shown of a run.
+MAX_CHILDREN = 20
+
+
 class RunStory(msgspec.Struct, frozen=True):
     """A run with its ledgers; `entries` are those that the journal still has."""
 
@@ -29,6 +33,8 @@ class RunStory(msgspec.Struct, frozen=True):
     obligations: list[pb.ObligationRecord]
     budget: pb.BudgetState
     entries: list[Entry]
+    # The newest children, one more than are shown.
+    children: list[pb.RunState]
 
     def as_json(self) -> dict[str, Any]:
         """The history as JSON; payloads are plain JSON."""
@@ -38,6 +44,7 @@ class RunStory(msgspec.Struct, frozen=True):
             "effects": [as_dict(effect) for effect in self.effects],
             "obligations": [as_dict(obligation) for obligation in self.obligations],
             "budget": as_dict(self.budget),
+            "children": [as_dict(child) for child in self.children[:MAX_CHILDREN]],
             "journal": [
                 {
                     "global_seq": entry.global_seq,
@@ -70,8 +77,10 @@ async def load(client: AsyncTapeClient, run_id: str) -> RunStory:
         indices, keys = list(dict.fromkeys(indices)), list(dict.fromkeys(keys))
     decisions = await _all(indices, lambda index: client.get_decision(run_id=run_id, decision_index=index))
     effects = await _all(keys, lambda key: client.get_effect(run_id=run_id, idempotency_key=key))
-    obligations, admitted = await asyncio.gather(
-        client.list_obligations(run_id=run_id, only_unresolved=False), client.admit_budget(run_id=run_id)
+    obligations, admitted, children = await asyncio.gather(
+        client.list_obligations(run_id=run_id, only_unresolved=False),
+        client.admit_budget(run_id=run_id),
+        client.list_runs(parent_run_id=run_id, limit=MAX_CHILDREN + 1),
     )
     return RunStory(
         run,
@@ -80,6 +89,7 @@ async def load(client: AsyncTapeClient, run_id: str) -> RunStory:
         list(obligations.obligations),
         admitted.budget,
         entries,
+        list(children.runs),
     )
 
 

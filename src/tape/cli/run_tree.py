@@ -10,7 +10,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from tape.cli.output import age, cut, moment, state, state_of, table
-from tape.cli.run_story import RunStory
+from tape.cli.run_story import MAX_CHILDREN, RunStory
 from tape.model.entry import Entry
 from tape.model.payload import to_json
 from tape.model.subject import verb_of
@@ -31,6 +31,10 @@ def headline(story: RunStory, now_ms: int) -> Table:
         else "",
         "forked": _forked(run),
         "lease": lease(run, now_ms),
+        "result": cut(run.result_json),
+        "error": cut(f"{run.error_type}: {run.error_message}".strip(": ")),
+        "parent": run.parent_run_id,
+        "children": _children(story),
         "waits at": _waits_at(run, now_ms),
         "tenant": run.tenant_id,
         "actor": run.actor,
@@ -44,6 +48,14 @@ def headline(story: RunStory, now_ms: int) -> Table:
         if fact:
             shown.add_row(Text(name, "dim"), fact)
     return shown
+
+
+def _children(story: RunStory) -> str:
+    """The newest children of a run, with their status."""
+    shown = [f"{each.run_id} {state_of(pb.RunStatus, each.status)}" for each in story.children[:MAX_CHILDREN]]
+    if len(story.children) > MAX_CHILDREN:
+        shown.append(f"more: tape runs list --parent {story.run.run_id}")
+    return "\n".join(shown)
 
 
 def _forked(run: pb.RunState) -> str:

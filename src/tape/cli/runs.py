@@ -13,7 +13,10 @@ from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
 from tape.cli.output import age, as_dict, console, print_json, print_table, state, state_of
 from tape.cli.run_diff import diff_runs
 from tape.cli.run_fork import fork_run
+from tape.cli.run_operations import cancel_runs, check_retry, resume_runs, retry_filtered
 from tape.cli.run_replay import replay_runs
+from tape.cli.run_result import show_result
+from tape.cli.run_selection import LabelOption, OlderOption
 from tape.cli.run_story import RunStory, load
 from tape.cli.run_tree import headline, lease, timeline, tree
 from tape.client import AsyncTapeClient
@@ -21,7 +24,10 @@ from tape.errors import InvalidInput
 from tape.model.ledger_states import RunStatus
 from tape.proto import tape_pb2 as pb
 
-app = typer.Typer(help="List runs, show the history of one, and begin failed ones again.", no_args_is_help=True)
+app = typer.Typer(help="List runs, show one and its result, and cancel, retry or resume them.", no_args_is_help=True)
+app.command("result")(show_result)
+app.command("cancel")(cancel_runs)
+app.command("resume")(resume_runs)
 
 
 class RunStatusOption(StrEnum):
@@ -55,6 +61,7 @@ def list_runs(
     app_name: Annotated[str, typer.Option("--app", help="Only runs of this app.")] = "",
     user_id: Annotated[str, typer.Option("--user", help="Only runs of this user; needs --app.")] = "",
     session_id: Annotated[str, typer.Option("--session", help="Only runs of this session; needs --user.")] = "",
+    parent: Annotated[str, typer.Option("--parent", help="Only children of this run.", metavar="RUN_ID")] = "",
     before: Annotated[str, typer.Option(help="Only runs older than this one (next page).", metavar="RUN_ID")] = "",
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="Maximum number of runs.")] = 20,
     url: UrlOption = DEFAULT_URL,
@@ -62,7 +69,7 @@ def list_runs(
 ) -> None:
     """List runs, newest first."""
     number = RunStatus[status.upper()] if status else 0
-    identity = {"app_name": app_name, "user_id": user_id, "session_id": session_id}
+    identity = {"app_name": app_name, "user_id": user_id, "session_id": session_id, "parent_run_id": parent}
     found = run(_list(url, identity, int(number), before, limit))
     if output is Output.json:
         print_json([as_dict(each) for each in found])
@@ -97,6 +104,7 @@ async def _list(url: str, identity: dict[str, str], status: int, before: str, li
             app_name=identity["app_name"],
             user_id=identity["user_id"],
             session_id=identity["session_id"],
+            parent_run_id=identity["parent_run_id"],
             status=status,
             before_started_at_ms=started_at_ms,
             before_run_id=before,
@@ -135,8 +143,11 @@ async def _load(url: str, run_id: str) -> RunStory:
 @app.command("retry")
 def retry_runs(
     run_ids: Annotated[list[str] | None, typer.Argument(help="Run ids, as shown by `tape runs list`.")] = None,
-    failed: Annotated[bool, typer.Option("--failed", help="The failed runs of --subscription, oldest first.")] = False,
+    failed: Annotated[bool, typer.Option("--failed", help="The failed runs of --subscription or --app.")] = False,
     subscription: Annotated[str, typer.Option(help="Path of the subscription; needs --failed.")] = "",
+    app_name: Annotated[str, typer.Option("--app", help="The failed runs of this app; needs --failed.")] = "",
+    label: LabelOption = None,
+    older_than: OlderOption = "",
     since: Annotated[
         str, typer.Option(help="Only runs that ended within this time: 30s, 15m, 2h, 7d. [default: any time]")
     ] = "",
@@ -149,8 +160,14 @@ def retry_runs(
 
     Exits with 1 if a run does not begin again.
     """
-    if failed != bool(subscription) or failed == bool(run_ids):
-        raise InvalidInput("Say which runs: RUN_ID…, or --failed --subscription PATH [--since 2h].")
+    check_retry(failed, subscription, app_name, run_ids or [])
+    if (label or older_than) and not app_name:
+        raise InvalidInput("--label and --older-than need --app.")
+    if app_name:
+        if since:
+            raise InvalidInput("--since needs --subscription; with --app use --older-than.")
+        retry_filtered(url, app_name, label or [], older_than, limit, dry_run, output)
+        return
     if since and not failed:
         raise InvalidInput("--since needs --failed: runs that are named begin again whenever they ended.")
     ended_after_ms = now_ms() - _duration_ms(since) if since else 0

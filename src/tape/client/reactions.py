@@ -197,10 +197,19 @@ class ReactionCalls(ChannelCalls):
         ended_after_ms: int = 0,
         limit: int = 0,
         dry_run: bool = False,
+        resume: bool = False,
     ) -> pb.RetryRunsResponse:
-        """Begin failed executions again under their ids: these, or those of a subscription; confirmed steps stay."""
+        """Begin failed runs again under their ids: these, or those of a subscription; confirmed steps stay.
+
+        With `resume`, runs that are CANCELLED or STUCK go on instead.
+        """
         request = pb.RetryRunsRequest(
-            run_ids=run_ids, subscription=subscription, ended_after_ms=ended_after_ms, limit=limit, dry_run=dry_run
+            run_ids=run_ids,
+            subscription=subscription,
+            ended_after_ms=ended_after_ms,
+            limit=limit,
+            dry_run=dry_run,
+            resume=resume,
         )
         return await self._channel.call(rpcs.RETRY_RUNS, request)
 

@@ -28,7 +28,7 @@ ENDED = frozenset(
         pb.RUN_STATUS_COMPENSATING,
     }
 )
-_POLL = RetryPolicy(
+RESULT_POLL = RetryPolicy(
     max_attempts=UNLIMITED, initial_interval_s=0.05, max_interval_s=1.0, jitter=0.1, retry_on=(RunNotEnded,)
 )
 
@@ -46,7 +46,7 @@ def result(run_id: str, *, wait: bool = False, timeout_s: float | None = None, u
 
     if not wait:
         return ask()
-    return retry(ask, _POLL, deadline_s=timeout_s)
+    return retry(ask, RESULT_POLL, deadline_s=timeout_s)
 
 
 def result_of(run: pb.RunState, kind: Any = Any) -> Any:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from tape.base.clock import now_ms
 from tape.base.telemetry.tracing import NO_TRACE
 from tape.engine.ledgers import effects, runs, summary_runs
 from tape.engine.ledgers.effects import Effect
@@ -17,7 +18,7 @@ from tape.engine.ledgers.run_record import COLUMNS, PLAYBOOKS, Run
 from tape.engine.reactions import dead_letters, tasks
 from tape.engine.reactions.tasks import Task
 from tape.errors import IllegalTransition, InvalidInput
-from tape.model.ledger_states import EffectStatus, RunStatus
+from tape.model.ledger_states import DispatchMode, EffectStatus, RunStatus
 from tape.model.principal import current_principal
 from tape.model.reaction_states import POOL
 from tape.model.tenant_names import plain_name
@@ -36,6 +37,8 @@ class RetryFilter(NamedTuple):
 
 
 NO_FILTER = RetryFilter()
+_RETRIED = (RunStatus.FAILED,)
+_RESUMED = (RunStatus.CANCELLED, RunStatus.STUCK)
 
 
 class RunRetry(NamedTuple):
@@ -62,8 +65,14 @@ def retry_runs(
     which: RetryFilter = NO_FILTER,
     limit: int = 0,
     is_dry_run: bool = False,
+    is_resume: bool = False,
 ) -> RunRetries:
-    """Begin failed runs again: those with these ids, or those of a filter, the oldest first."""
+    """Begin failed runs again: those with these ids, or those of a filter, the oldest first.
+
+    With `is_resume`, runs that are CANCELLED or STUCK go on, and effects that failed stay failed.
+    """
+    if is_resume and not run_ids:
+        raise InvalidInput("resume needs run_ids: it is for runs that are named.")
     if bool(run_ids) == bool(which.subscription):
         raise InvalidInput("Say which runs: run_ids, or the subscription whose failed runs begin again.")
     if not 0 <= limit <= MAX_LIMIT:
@@ -79,16 +88,16 @@ def retry_runs(
         found, more = [(run.run_id, run) for run in failed[:limit]], len(failed) > limit
     retries, reaction_ids = [], set()
     for run_id, run in found:
-        if run is None or run.app_name != PLAYBOOKS:
+        if run is None:
             retries.append(RunRetry(run_id, refusal="there is no such execution"))
             continue
-        task = _find_command(tx, run)
-        refusal = _refusal(run, task)
+        task = _find_command(tx, run) if run.app_name == PLAYBOOKS else None
+        refusal = _refusal(run, task, _RESUMED if is_resume else _RETRIED)
         if not refusal and not is_dry_run:
-            assert task is not None
             try:
-                _begin_again(tx, run, task)
-                reaction_ids.add(task.reaction_id)
+                _begin_again(tx, run, task, keeps_failures=is_resume)
+                if task is not None:
+                    reaction_ids.add(task.reaction_id)
             except IllegalTransition as error:
                 refusal = str(error)
         labels = run.labels
@@ -111,9 +120,11 @@ def _find_failed(tx: Transaction, which: RetryFilter, limit: int) -> list[Run]:
     return load_all(Run, rows)
 
 
-def _refusal(run: Run, task: Task | None) -> str:
-    if run.status != RunStatus.FAILED:
-        return f"it is {run.status.name}, not FAILED"
+def _refusal(run: Run, task: Task | None, allowed: Sequence[RunStatus]) -> str:
+    if run.status not in allowed:
+        return f"it is {run.status.name}, not {' or '.join(status.name for status in allowed)}"
+    if run.app_name != PLAYBOOKS:
+        return ""
     if task is None:
         return "its command is no longer kept; start it again with `tape execute`"
     if task.status not in (tasks.DONE, tasks.DLQ, tasks.FAILED):
@@ -147,8 +158,15 @@ def _find_command(tx: Transaction, run: Run) -> Task | None:
     return None if row is None else tasks.find(tx, row[0])
 
 
-def _begin_again(tx: Transaction, run: Run, task: Task) -> None:
+def _begin_again(tx: Transaction, run: Run, task: Task | None, *, keeps_failures: bool) -> None:
     runs.reopen(tx, run)
+    if not keeps_failures:
+        _retry_effects(tx, run)
+    if task is not None:
+        dead_letters.requeue(tx, [task])
+
+
+def _retry_effects(tx: Transaction, run: Run) -> None:
     rows = tx.query(
         f"SELECT {columns(Effect)} FROM tape_effects WHERE run_id = ? AND status = {EffectStatus.FAILED} ORDER BY seq",
         run.run_id,
@@ -156,11 +174,12 @@ def _begin_again(tx: Transaction, run: Run, task: Task) -> None:
     for effect in load_all(Effect, rows):
         runs.journal(tx, runs.get(tx, run.run_id), *effects.describe_begin(effect), NO_TRACE)
     tx.execute(
-        f"UPDATE tape_effects SET status = {EffectStatus.PENDING}, error_json = ''"
+        f"UPDATE tape_effects SET status = {EffectStatus.PENDING}, error_json = '', next_dispatch_at_ms = CASE"
+        f" WHEN dispatch_mode = {DispatchMode.OUTBOX} THEN ? ELSE next_dispatch_at_ms END"
         f" WHERE run_id = ? AND status = {EffectStatus.FAILED}",
+        now_ms(),
         run.run_id,
     )
-    dead_letters.requeue(tx, [task])
 
 
 def _error_of(run: Run) -> str:

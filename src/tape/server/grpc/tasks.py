@@ -170,12 +170,19 @@ class TasksService:
         return pb.RedriveTasksResponse(redriven=moved.count, more=moved.more)
 
     async def retry_runs(self, request: pb.RetryRunsRequest, context: Context) -> pb.RetryRunsResponse:
-        """Begin failed executions again under their ids."""
+        """Begin failed runs again under their ids, or let cancelled and stuck ones go on."""
         check_id("subscription", request.subscription)
         which = RetryFilter(qualify(request.subscription), check_time("ended_after_ms", request.ended_after_ms))
         run_ids = list(request.run_ids)
         found = await self._database.write(
-            lambda tx: retry_runs(tx, run_ids=run_ids, which=which, limit=request.limit, is_dry_run=request.dry_run)
+            lambda tx: retry_runs(
+                tx,
+                run_ids=run_ids,
+                which=which,
+                limit=request.limit,
+                is_dry_run=request.dry_run,
+                is_resume=request.resume,
+            )
         )
         self._task_broker.notify_ready(found.reaction_ids)
         return pb.RetryRunsResponse(runs=[pb.RunRetry(**each._asdict()) for each in found.runs], more=found.more)
