@@ -13,6 +13,7 @@ from tape.cli.options import DEFAULT_URL, Output, OutputOption, UrlOption, run
 from tape.cli.output import age, print_json, print_table, state, state_of
 from tape.cli.run_selection import (
     AppOption,
+    ChosenRuns,
     DryRunOption,
     LabelOption,
     LimitOption,
@@ -20,7 +21,6 @@ from tape.cli.run_selection import (
     ParentOption,
     RunFilter,
     RunIds,
-    Selection,
     check_choice,
     select_runs,
 )
@@ -33,7 +33,7 @@ _OPEN = (pb.RUN_STATUS_RUNNABLE, pb.RUN_STATUS_RUNNING, pb.RUN_STATUS_WAITING)
 _ENDED_EARLY = (pb.RUN_STATUS_CANCELLED, pb.RUN_STATUS_STUCK)
 
 
-class Change(NamedTuple):
+class RunChange(NamedTuple):
     """A run, and what became of it; a refusal says why nothing did."""
 
     run: pb.RunState
@@ -99,7 +99,7 @@ def retry_filtered(
     _report(changes, more, dry_run, output, "would begin again")
 
 
-async def _chosen(client: AsyncTapeClient, run_ids: Sequence[str], wanted: RunFilter, limit: int) -> Selection:
+async def _chosen(client: AsyncTapeClient, run_ids: Sequence[str], wanted: RunFilter, limit: int) -> ChosenRuns:
     if not run_ids:
         return await select_runs(client, wanted, limit)
     found = []
@@ -108,41 +108,43 @@ async def _chosen(client: AsyncTapeClient, run_ids: Sequence[str], wanted: RunFi
             found.append(await client.get_run(run_id))
         except NotFound:
             found.append(pb.RunState(run_id=run_id))
-    return Selection(found, more=False)
+    return ChosenRuns(found, more=False)
 
 
 async def _cancel(
     url: str, run_ids: Sequence[str], wanted: RunFilter, limit: int, reason: str, dry_run: bool
-) -> tuple[list[Change], bool]:
+) -> tuple[list[RunChange], bool]:
     async with AsyncTapeClient(url) as client:
         chosen = await _chosen(client, run_ids, wanted, limit)
         detail = to_json({"error": "Cancelled", "message": reason}) if reason else ""
         changes = []
         for each in chosen.runs:
             if not each.status:
-                changes.append(Change(each, "", "there is no such run"))
+                changes.append(RunChange(each, "", "there is no such run"))
             elif each.status not in _OPEN:
-                changes.append(Change(each, "", f"it is {state_of(pb.RunStatus, each.status)} and cannot be cancelled"))
+                changes.append(
+                    RunChange(each, "", f"it is {state_of(pb.RunStatus, each.status)} and cannot be cancelled")
+                )
             elif dry_run:
-                changes.append(Change(each, "would be cancelled"))
+                changes.append(RunChange(each, "would be cancelled"))
             else:
                 changes.append(await _cancel_one(client, each, detail))
     return changes, chosen.more
 
 
-async def _cancel_one(client: AsyncTapeClient, each: pb.RunState, detail: str) -> Change:
+async def _cancel_one(client: AsyncTapeClient, each: pb.RunState, detail: str) -> RunChange:
     try:
         ended = await client.end_run(run_id=each.run_id, status=pb.RUN_STATUS_CANCELLED, detail_json=detail)
     except TapeError as error:
         if error.retryable or error.status in ("PERMISSION_DENIED", "UNAUTHENTICATED"):
             raise
-        return Change(each, "", str(error))
-    return Change(ended.run, "cancelled")
+        return RunChange(each, "", str(error))
+    return RunChange(ended.run, "cancelled")
 
 
 async def _begin_again(
     url: str, run_ids: Sequence[str], wanted: RunFilter, limit: int, dry_run: bool, *, resume: bool
-) -> tuple[list[Change], bool]:
+) -> tuple[list[RunChange], bool]:
     async with AsyncTapeClient(url) as client:
         chosen = await _chosen(client, run_ids, wanted, limit)
         by_id = {each.run_id: each for each in chosen.runs}
@@ -150,10 +152,12 @@ async def _begin_again(
             return [], False
         answer = await client.retry_runs(run_ids=list(by_id), dry_run=dry_run, resume=resume)
     verb = ("would be runnable" if resume else "would begin again") if dry_run else "runnable"
-    return [Change(by_id[each.run_id], "" if each.refusal else verb, each.refusal) for each in answer.runs], chosen.more
+    return [
+        RunChange(by_id[each.run_id], "" if each.refusal else verb, each.refusal) for each in answer.runs
+    ], chosen.more
 
 
-def _report(changes: Sequence[Change], more: bool, dry_run: bool, output: Output, verb: str) -> None:
+def _report(changes: Sequence[RunChange], more: bool, dry_run: bool, output: Output, verb: str) -> None:
     refused = sum(bool(each.refusal) for each in changes)
     if output is Output.json:
         listed = [

@@ -29,7 +29,7 @@ LimitOption = Annotated[int, typer.Option("--limit", "-n", min=1, max=MAX_RUNS, 
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show the runs and change nothing.")]
 
 
-class Selection(NamedTuple):
+class ChosenRuns(NamedTuple):
     """The runs that were chosen, and whether more match."""
 
     runs: list[pb.RunState]
@@ -78,7 +78,7 @@ def check_choice(run_ids: Sequence[str], app_name: str, parent: str, labels: Seq
         raise InvalidInput(f"{len(run_ids)} runs are named; name {MAX_RUNS} at most.")
 
 
-async def select_runs(client: AsyncTapeClient, wanted: RunFilter, limit: int) -> Selection:
+async def select_runs(client: AsyncTapeClient, wanted: RunFilter, limit: int) -> ChosenRuns:
     """The runs that match, the newest first of each status; reads pages of 500, and 100,000 runs at most."""
     found: list[pb.RunState] = []
     scanned = 0
@@ -98,8 +98,8 @@ async def select_runs(client: AsyncTapeClient, wanted: RunFilter, limit: int) ->
             found += [run for run in page if wanted.matches(run)]
             scanned += len(page)
             if len(found) > limit or scanned >= MAX_SCANNED:
-                return Selection(found[:limit], more=True)
+                return ChosenRuns(found[:limit], more=True)
             if len(page) < PAGE:
                 break
             before = (page[-1].started_at_ms, page[-1].run_id)
-    return Selection(found, more=False)
+    return ChosenRuns(found, more=False)
