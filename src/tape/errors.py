@@ -1531,6 +1531,13 @@ class GateAnswered(TapeError):
     status = "FAILED_PRECONDITION"
 
 
+class ScheduleExists(TapeError):
+    """A schedule of that name exists with other settings."""
+
+    code = "TAPE-2431"
+    status = "ALREADY_EXISTS"
+
+
 # ── 244x: changed code, forks and replays of runs ─────────────────────────────────────────────────
 
 

@@ -17,6 +17,7 @@ PANELS: dict[str, dict[str, str]] = {
         "obligations": "List unresolved obligations, and resolve them by hand.",
         "inbox": "List gates that wait for a person, show one, and answer it.",
         "signal": "Resolve a gate.",
+        "schedules": "Create, list, pause, trigger and delete schedules that begin runs.",
         "reactors": "Recover, compensate and reconcile runs, fire timers, dispatch the outbox.",
     },
     "Reactions": {

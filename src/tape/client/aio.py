@@ -23,6 +23,7 @@ from tape.client.gap import OnGap, report_gap, to_gap
 from tape.client.reactions import ReactionCalls
 from tape.client.resumption import ResumableCall, Resumptions, is_outage
 from tape.client.runs import RunCalls
+from tape.client.schedules import ScheduleCalls
 from tape.client.sessions import SessionCalls
 from tape.client.upgrade import Transport, choose_transport
 from tape.client.values import ValueCalls
@@ -67,7 +68,7 @@ _EVENTS = ResumableCall(rpcs.SUBSCRIBE_EVENTS, _move_after, _begin_after, _has_p
 _RUN = ResumableCall(rpcs.SUBSCRIBE_RUN, _move_run_after)
 
 
-class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ReactionCalls, CatalogCalls):
+class AsyncTapeClient(RunCalls, EffectCalls, ValueCalls, SessionCalls, ScheduleCalls, ReactionCalls, CatalogCalls):
     """A connection to one server. Use as an async context manager, or call `close()`.
 
     `sqlite:agent.db` is a file instead of a server: an engine in this process serves the calls (docs/embedded.md).

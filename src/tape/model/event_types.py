@@ -75,6 +75,27 @@ _TIMER = {
     "kind": "`wake`, `gate_timeout` or `reconcile`",
     "status": "what happened to it",
 }
+_SCHEDULE = {
+    "schedule": "its name",
+    "status": "what happened to it",
+    "scheduled_at_ms": "the time of the cadence",
+}
+_DELETED = {"schedule": "its name", "status": "deleted", "by": "who did it"}
+_SPEC = {
+    "schedule": "its name",
+    "status": "what happened to it",
+    "cron": "its cadence",
+    "time_zone": "of the cadence",
+    "overlap": "its overlap policy",
+    "catch_up_ms": "its catch-up window",
+    "jitter_ms": "its jitter",
+    "app_name": "whose runs it begins",
+    "user_id": "their user",
+    "session_id": "their session",
+    "playbook": "or the playbook that it executes",
+    "next_ms": "its next time",
+    "by": "who did it",
+}
 _SECRET = {"alias": "its name; never what it says"}
 _BY = {
     "By": "the user who did it",
@@ -203,6 +224,37 @@ EVENTS: tuple[EventType, ...] = (
         },
     ),
     EventType("timer.cancelled", "A timer was removed before it fired.", _TIMER),
+    EventType("schedule.created", "A schedule was created.", _SPEC),
+    EventType("schedule.updated", "A schedule was replaced.", _SPEC),
+    EventType("schedule.paused", "A schedule was paused.", _SPEC),
+    EventType("schedule.resumed", "A schedule was resumed.", _SPEC),
+    EventType("schedule.deleted", "A schedule was deleted.", _DELETED),
+    EventType(
+        "schedule.fired",
+        "A schedule began a run.",
+        {
+            **_SCHEDULE,
+            "begun_run_id": "the run",
+            "late_ms": "milliseconds after the time of the cadence",
+            "triggered": "true if it was triggered by a caller",
+        },
+    ),
+    EventType(
+        "schedule.skipped",
+        "A schedule began no run, because the one before was open.",
+        {**_SCHEDULE, "open_run_id": "the run that was open"},
+    ),
+    EventType(
+        "schedule.buffered",
+        "An occurrence waits for the run before it.",
+        {**_SCHEDULE, "open_run_id": "the run that is open"},
+    ),
+    EventType(
+        "schedule.missed",
+        "Occurrences were later than the catch-up window, and began no run.",
+        {"schedule": "its name", "status": "missed", "count": "how many", "catch_up_ms": "the window"},
+    ),
+    EventType("schedule.failed", "A schedule could not begin a run.", {**_SCHEDULE, "error": "why"}),
     EventType(
         "policy.denied",
         "A run was refused a scope.",

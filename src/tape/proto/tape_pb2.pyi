@@ -977,6 +977,118 @@ class GateRecord(_message.Message):
     tenant_id: str
     def __init__(self, run_id: _Optional[str] = ..., gate_name: _Optional[str] = ..., app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., invocation_id: _Optional[str] = ..., state: _Optional[_Union[GateState, str]] = ..., payload_json: _Optional[str] = ..., risk: _Optional[str] = ..., created_at_ms: _Optional[int] = ..., deadline_ms: _Optional[int] = ..., on_timeout_json: _Optional[str] = ..., remind_at_ms: _Optional[int] = ..., reminded_at_ms: _Optional[int] = ..., escalate_at_ms: _Optional[int] = ..., escalated_at_ms: _Optional[int] = ..., answer_json: _Optional[str] = ..., answered_by: _Optional[str] = ..., answered_at_ms: _Optional[int] = ..., truncated: bool = ..., tenant_id: _Optional[str] = ...) -> None: ...
 
+class Schedule(_message.Message):
+    __slots__ = ("name", "cron", "time_zone", "overlap", "catch_up_ms", "jitter_ms", "app_name", "user_id", "session_id", "playbook", "input_json", "paused", "created_at_ms", "created_by", "next_ms", "last_nominal_ms", "last_fired_at_ms", "last_run_id", "last_error", "begun", "skipped", "missed", "buffered_ms", "tenant_id")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    CRON_FIELD_NUMBER: _ClassVar[int]
+    TIME_ZONE_FIELD_NUMBER: _ClassVar[int]
+    OVERLAP_FIELD_NUMBER: _ClassVar[int]
+    CATCH_UP_MS_FIELD_NUMBER: _ClassVar[int]
+    JITTER_MS_FIELD_NUMBER: _ClassVar[int]
+    APP_NAME_FIELD_NUMBER: _ClassVar[int]
+    USER_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    PLAYBOOK_FIELD_NUMBER: _ClassVar[int]
+    INPUT_JSON_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    CREATED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    CREATED_BY_FIELD_NUMBER: _ClassVar[int]
+    NEXT_MS_FIELD_NUMBER: _ClassVar[int]
+    LAST_NOMINAL_MS_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIRED_AT_MS_FIELD_NUMBER: _ClassVar[int]
+    LAST_RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    MISSED_FIELD_NUMBER: _ClassVar[int]
+    BUFFERED_MS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_ID_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    cron: str
+    time_zone: str
+    overlap: str
+    catch_up_ms: int
+    jitter_ms: int
+    app_name: str
+    user_id: str
+    session_id: str
+    playbook: str
+    input_json: str
+    paused: bool
+    created_at_ms: int
+    created_by: str
+    next_ms: int
+    last_nominal_ms: int
+    last_fired_at_ms: int
+    last_run_id: str
+    last_error: str
+    begun: int
+    skipped: int
+    missed: int
+    buffered_ms: int
+    tenant_id: str
+    def __init__(self, name: _Optional[str] = ..., cron: _Optional[str] = ..., time_zone: _Optional[str] = ..., overlap: _Optional[str] = ..., catch_up_ms: _Optional[int] = ..., jitter_ms: _Optional[int] = ..., app_name: _Optional[str] = ..., user_id: _Optional[str] = ..., session_id: _Optional[str] = ..., playbook: _Optional[str] = ..., input_json: _Optional[str] = ..., paused: bool = ..., created_at_ms: _Optional[int] = ..., created_by: _Optional[str] = ..., next_ms: _Optional[int] = ..., last_nominal_ms: _Optional[int] = ..., last_fired_at_ms: _Optional[int] = ..., last_run_id: _Optional[str] = ..., last_error: _Optional[str] = ..., begun: _Optional[int] = ..., skipped: _Optional[int] = ..., missed: _Optional[int] = ..., buffered_ms: _Optional[int] = ..., tenant_id: _Optional[str] = ...) -> None: ...
+
+class CreateScheduleRequest(_message.Message):
+    __slots__ = ("schedule", "replace")
+    SCHEDULE_FIELD_NUMBER: _ClassVar[int]
+    REPLACE_FIELD_NUMBER: _ClassVar[int]
+    schedule: Schedule
+    replace: bool
+    def __init__(self, schedule: _Optional[_Union[Schedule, _Mapping]] = ..., replace: bool = ...) -> None: ...
+
+class GetScheduleRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class ListSchedulesRequest(_message.Message):
+    __slots__ = ("after_name", "limit")
+    AFTER_NAME_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    after_name: str
+    limit: int
+    def __init__(self, after_name: _Optional[str] = ..., limit: _Optional[int] = ...) -> None: ...
+
+class ListSchedulesResponse(_message.Message):
+    __slots__ = ("schedules",)
+    SCHEDULES_FIELD_NUMBER: _ClassVar[int]
+    schedules: _containers.RepeatedCompositeFieldContainer[Schedule]
+    def __init__(self, schedules: _Optional[_Iterable[_Union[Schedule, _Mapping]]] = ...) -> None: ...
+
+class PauseScheduleRequest(_message.Message):
+    __slots__ = ("name", "resume")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    resume: bool
+    def __init__(self, name: _Optional[str] = ..., resume: bool = ...) -> None: ...
+
+class DeleteScheduleRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class DeleteScheduleResponse(_message.Message):
+    __slots__ = ("deleted",)
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    deleted: bool
+    def __init__(self, deleted: bool = ...) -> None: ...
+
+class TriggerScheduleRequest(_message.Message):
+    __slots__ = ("name",)
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    def __init__(self, name: _Optional[str] = ...) -> None: ...
+
+class TriggerScheduleResponse(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
 class ListGatesRequest(_message.Message):
     __slots__ = ("state", "app_name", "risk", "gate_name", "run_id", "deadline_before_ms", "limit", "cursor")
     STATE_FIELD_NUMBER: _ClassVar[int]

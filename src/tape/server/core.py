@@ -26,6 +26,7 @@ from tape.engine.reactions.retention import purge_tasks
 from tape.engine.reactions.stranded_tasks import release_stranded
 from tape.engine.reactions.task_broker import TaskBroker
 from tape.engine.scheduler import Scheduler
+from tape.engine.schedules.firing import SCHEDULES
 from tape.engine.security.artifacts import Artifacts
 from tape.engine.security.audit import Audit
 from tape.engine.security.key_ring import KeyRing
@@ -56,6 +57,7 @@ from tape.server.grpc.journal import JournalService
 from tape.server.grpc.methods import Methods, UnaryCalls, bind_methods
 from tape.server.grpc.reactions import ReactionsService
 from tape.server.grpc.runs import RunsService
+from tape.server.grpc.schedules import SchedulesService
 from tape.server.grpc.sessions import SessionsService
 from tape.server.grpc.tasks import TasksService
 from tape.server.grpc.timers import TimersService
@@ -113,7 +115,7 @@ class ServerCore:
         self.task_broker = TaskBroker(self.database)
         self.matcher = Matcher(self.hub, self.task_broker, owner)
         self._journal_service = JournalService(self.journal, self.hub, self.admission)
-        self._scheduler = Scheduler(self.database, (GATES, TIMERS))
+        self._scheduler = Scheduler(self.database, (GATES, TIMERS, SCHEDULES))
         self._tasks: list[asyncio.Task[None]] = []
 
     def bind_methods(self, describe: Callable[[], pb.ServerInfo]) -> Methods:
@@ -130,6 +132,7 @@ class ServerCore:
             ForksService(self.journal),
             GatesService(self.journal),
             TimersService(self.journal),
+            SchedulesService(self.journal),
             EffectsService(self.journal),
             SessionsService(self.journal),
             ReactionsService(self.journal, self.hub.predicate_budget),

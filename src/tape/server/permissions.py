@@ -75,6 +75,8 @@ RPCS: Mapping[str, Scopes] = {
     "SendSignal": _ANSWERS,
     "ListGates": _READS,
     **dict.fromkeys(("SetTimer", "CancelTimer", "ListDueTimers", "CompleteTimer", "SleepRun"), _RUNS),
+    **dict.fromkeys(("CreateSchedule", "PauseSchedule", "DeleteSchedule", "TriggerSchedule"), _OPERATES),
+    **dict.fromkeys(("GetSchedule", "ListSchedules"), _READS),
     # values and sessions
     **dict.fromkeys(("WriteValue", "DeleteValue"), _RUNS),
     **dict.fromkeys(("GetValue", "WatchValue"), _READS),
@@ -167,6 +169,7 @@ WHOLLY_GRANTED = frozenset({"RegisterReaction", "DeregisterReaction", "ClaimTask
 _GUARDED = frozenset(
     {
         *("RegisterResource", "Execute", "RedriveTasks", "DropTasks", "RetryRuns"),
+        *("CreateSchedule", "PauseSchedule", "DeleteSchedule", "TriggerSchedule"),
         *("ListDeadLetters", "GetDeadLetter", "RedriveDeadLetters", "DropDeadLetters"),
         *ROUTES,
     }

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tape.brokers.registry import known_sources, own_sources
 from tape.errors import NotDeployable
-from tape.subscriptions.document.cron import Cron
+from tape.model.cron import Cron
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.document.validator import parse_subscription
 from tape.subscriptions.manifests import documents, render

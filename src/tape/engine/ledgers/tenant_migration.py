@@ -25,6 +25,7 @@ _TABLES = {
     "tape_runs": ("app_name", "user_id", "session_id", "invocation_id"),
     "tape_effects": (),
     "tape_signals": (),
+    "tape_schedules": ("name",),
     "tape_values": ("namespace", "key"),
     "tape_sessions": ("app_name", "user_id", "session_id"),
     "tape_events": ("app_name", "user_id", "session_id", "ord"),

@@ -16,8 +16,8 @@ from tape.brokers.mqtt.topics import filter_problem
 from tape.documents.document import Document, Node
 from tape.documents.reader import key_at, read_block
 from tape.errors import InvalidCadence, InvalidDocument, Problem
+from tape.model.cron import Cron
 from tape.playbooks.pools import POOL_RULE, is_pool
-from tape.subscriptions.document.cron import Cron
 from tape.subscriptions.document.nodes import block, items, texts, word
 from tape.subscriptions.document.problem_texts import SubscriptionTexts
 from tape.subscriptions.document.spec import CONNECTION_KEYS, ROUTING, Subscription, SubscriptionSpec

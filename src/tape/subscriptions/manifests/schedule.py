@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tape.errors import NotDeployable
-from tape.subscriptions.document.cron import Cron
+from tape.model.cron import Cron
 from tape.subscriptions.document.spec import Subscription
 
 _ALL_DAYS, _ALL_WEEKDAYS = 31, 7

@@ -11,11 +11,11 @@ from typing import Any
 
 from tape.base.telemetry.metrics import Metrics
 from tape.errors import InvalidConfig, InvalidInput
+from tape.model.cron import Cron
 from tape.model.execution_ids import new_id
 from tape.subscriptions import events
 from tape.subscriptions.dispatch.holds import ReadinessCheck
 from tape.subscriptions.dispatch.ordered import Dispatch
-from tape.subscriptions.document.cron import Cron
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.event_reporter import EventReporter
 from tape.subscriptions.events import SubscriptionRef

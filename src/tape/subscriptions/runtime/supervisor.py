@@ -10,7 +10,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -19,11 +18,11 @@ from tape.base.retry import UNLIMITED, RetryPolicy
 from tape.engine.catalog import Resource, fetch_id
 from tape.errors import InvalidDocument, TapeError
 from tape.journal.journal import Journal
+from tape.model.cron import Cron
 from tape.store import Reader, Transaction
 from tape.subscriptions import events, lifecycle
 from tape.subscriptions.dispatch.holds import HOLD_RETRY
 from tape.subscriptions.dispatch.in_server import WriterDispatch, WriterDownstreams, WriterOutcomes
-from tape.subscriptions.document.cron import Cron
 from tape.subscriptions.document.spec import Subscription
 from tape.subscriptions.document.validator import parse_subscription
 from tape.subscriptions.event_reporter import EventReporter
@@ -257,6 +256,4 @@ def _parse_if_hosted(resource: Resource) -> Subscription | None:
 
 
 def _next_ms(subscription: Subscription, after_ms: int) -> int:
-    at = Cron.parse(subscription.spec.cadence).next_after(datetime.fromtimestamp(after_ms / 1_000, UTC))
-    assert at is not None
-    return int(at.timestamp() * 1_000)
+    return Cron.parse(subscription.spec.cadence).next_ms(after_ms)

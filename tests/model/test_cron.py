@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tape.errors import InvalidCadence
-from tape.subscriptions.document.cron import Cron
+from tape.model.cron import Cron
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
-"""Cron expressions: five fields, and the next time that matches."""
+"""Cron expressions: five fields, and the next time that matches, in a time zone."""
 
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from typing import NamedTuple
 
 from tape.errors import InvalidCadence
@@ -19,6 +19,8 @@ _SHORT = {
 }
 # Every possible day matches within eight years: leap days are at most eight years apart.
 _FAR = timedelta(days=366 * 8 + 2)
+# The largest change of clocks that a time zone of today makes, and some more.
+_CHANGE = timedelta(hours=3)
 
 
 class _Field(NamedTuple):
@@ -75,6 +77,27 @@ class Cron(NamedTuple):
             else:
                 return at
         return None
+
+    def next_ms(self, after_ms: int, zone: tzinfo = UTC) -> int:
+        """The first matching time after a time, both in milliseconds since 1970, by the clocks of a time zone.
+
+        When clocks are set forward, a time that is left out comes as much later. When they are set back, a cadence of
+        every hour goes on by real time, and a time in certain hours comes once, the first time.
+        """
+        after = datetime.fromtimestamp(after_ms / 1_000, UTC)
+        local = after.astimezone(zone).replace(tzinfo=None)
+        folds = (0, 1) if len(self.hours) == _FIELDS[1].most + 1 else (0,)
+        found: datetime | None = None
+        # A local time within the largest change of clocks may lie on either side of `after`.
+        at = self.next_after(local - _CHANGE)
+        while at is not None and (found is None or at <= local + _CHANGE):
+            for fold in folds:
+                moment = at.replace(tzinfo=zone, fold=fold).astimezone(UTC)
+                if moment > after and (found is None or moment < found):
+                    found = moment
+            at = self.next_after(at)
+        assert found is not None, "a cadence that can be parsed comes again"
+        return round(found.timestamp() * 1_000)
 
     def _fits_day(self, at: datetime) -> bool:
         by_date, by_weekday = at.day in self.days, at.isoweekday() % 7 in self.weekdays

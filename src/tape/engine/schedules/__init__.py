@@ -1,0 +1,1 @@
+"""Schedules: cron expressions that begin runs."""
