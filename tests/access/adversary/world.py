@@ -66,7 +66,7 @@ def chosen_names(prefix: str) -> Names:
     """Names that clients choose, by role."""
     simple = ("tenant", "user", "session", "log", "app", "invocation", "owner", "effect", "business", "connector")
     simple += ("gate", "timer", "namespace", "key", "event", "reaction", "pool", "dedup", "message", "part")
-    simple += ("request", "dimension", "service_key", "token")
+    simple += ("request", "dimension", "service_key", "token", "schedule")
     return {
         **{role: f"{prefix}-{role}" for role in simple},
         "subject": f"/tape/order/paid/{prefix}",
@@ -173,6 +173,7 @@ class World:
             ("ListEffectsToDispatch", pb.ListEffectsToDispatchRequest(now_ms=1 << 50)),
             ("ListDueTimers", pb.ListDueTimersRequest(now_ms=1 << 50)),
             ("ListGates", pb.ListGatesRequest()),
+            ("ListSchedules", pb.ListSchedulesRequest()),
             ("GetValue", pb.GetValueRequest(namespace=names["namespace"], key=names["key"])),
             ("GetSession", pb.GetSessionRequest(**about)),
             ("ListSessions", pb.ListSessionsRequest(app_name=names["app"])),
@@ -355,6 +356,7 @@ class _Population:
         await client.set_budget(**run, usd_cap=5.0, token_cap=5)
         await client.set_timer(**run, timer_id=names["timer"], fire_at_ms=1, kind="wake", payload_json=self._payload)
         await client.await_signal(run_id=parked, gate_name=names["gate"], payload_json=self._payload)
+        await client.create_schedule(names["schedule"], "0 3 1 1 *", app_name=names["app"], input_json=self._payload)
         await client.end_run(run_id=ended, status=pb.RUN_STATUS_TERMINAL, detail_json=self._payload)
 
     async def _make_values(self) -> None:
