@@ -96,7 +96,7 @@ class Cron(NamedTuple):
                 if moment > after and (found is None or moment < found):
                     found = moment
             at = self.next_after(at)
-        assert found is not None, "a cadence that can be parsed comes again"
+        assert found is not None, "a cadence that can be parsed has a next time"
         return round(found.timestamp() * 1_000)
 
     def _fits_day(self, at: datetime) -> bool:
