@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tape.engine.ledgers import runs
-from tape.engine.schedules import firing, registry
-from tape.engine.schedules.firing import plan_occurrence
+from tape.engine.schedules import occurrences, registry
+from tape.engine.schedules.occurrences import plan_occurrence
 from tape.engine.schedules.schedule import Schedule
 from tape.errors import InvalidCadence, InvalidInput, NotFound, ScheduleExists
 from tape.model.cron import Cron
@@ -35,7 +35,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Sets the time of schedules and runs."""
 
     def set_time(ms: int) -> None:
-        for module in ("schedules.registry", "schedules.firing", "ledgers.runs"):
+        for module in ("schedules.registry", "schedules.occurrences", "ledgers.runs"):
             monkeypatch.setattr(f"tape.engine.{module}.now_ms", lambda: ms)
 
     set_time(NOON)
@@ -51,7 +51,7 @@ async def create(database: Database, **fields: Any) -> Schedule:
 
 
 async def fire(database: Database) -> dict[str, int]:
-    return dict(await database.write(lambda tx: firing.fire_due(tx, 10)))
+    return dict(await database.write(lambda tx: occurrences.fire_due(tx, 10)))
 
 
 async def get(database: Database) -> Schedule:
@@ -138,7 +138,7 @@ async def test_a_paused_schedule_begins_nothing_and_makes_nothing_up(
     await database.write(lambda tx: registry.pause(tx, "nightly", paused=True))
     clock(NOON + 10 * MINUTE)
     assert await fire(database) == {}
-    _, run_id = await database.write(lambda tx: firing.trigger(tx, "nightly"))
+    _, run_id = await database.write(lambda tx: occurrences.trigger(tx, "nightly"))
     assert (await get(database)).last_run_id == run_id
     resumed = await database.write(lambda tx: registry.pause(tx, "nightly", paused=False))
     assert resumed.nominal_ms == NOON + 11 * MINUTE
@@ -176,7 +176,7 @@ async def test_a_schedule_that_was_planned_while_the_clock_was_ahead_is_planned_
     clock(NOON + 30 * 3_600_000)
     await create(database, cron="@hourly")
     clock(NOON)
-    await database.write(firing.maintain)
+    await database.write(occurrences.maintain)
     assert (await get(database)).due_ms == NOON + 60 * MINUTE
 
 

@@ -26,7 +26,7 @@ from tape.engine.reactions.retention import purge_tasks
 from tape.engine.reactions.stranded_tasks import release_stranded
 from tape.engine.reactions.task_broker import TaskBroker
 from tape.engine.scheduler import Scheduler
-from tape.engine.schedules.firing import SCHEDULES
+from tape.engine.schedules.occurrences import SCHEDULES
 from tape.engine.security.artifacts import Artifacts
 from tape.engine.security.audit import Audit
 from tape.engine.security.key_ring import KeyRing

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tape.engine.schedules import firing, registry, schedule
+from tape.engine.schedules import occurrences, registry, schedule
 from tape.engine.schedules.schedule import DEFAULT_CATCH_UP_MS
 from tape.errors import InvalidInput
 from tape.journal.journal import Journal
@@ -66,7 +66,7 @@ class SchedulesService:
         self, request: pb.TriggerScheduleRequest, context: Context
     ) -> pb.TriggerScheduleResponse:
         """Begin a run of a schedule now."""
-        _, run_id = await self._database.write(lambda tx: firing.trigger(tx, request.name))
+        _, run_id = await self._database.write(lambda tx: occurrences.trigger(tx, request.name))
         return pb.TriggerScheduleResponse(run_id=run_id)
 
 
