@@ -11,7 +11,9 @@ import typer
 from tape.cli.progress import bar
 from tape.pipeline.jobs import command
 
-app = typer.Typer(no_args_is_help=True, help="Jobs on Spark: archive, rollup, report, match, backtest, fanout, ingest.")
+app = typer.Typer(
+    no_args_is_help=True, help="Jobs on Spark: archive, rollup, report, match, backtest, replay, fanout, ingest."
+)
 app.add_typer(command.app, name="run")
 
 

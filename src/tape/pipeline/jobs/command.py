@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
 from tape.base.config import find_store, load_pipeline_settings, load_redaction
@@ -166,6 +167,45 @@ def backtest(
     wanted = select_reaction(reaction, store, ReactionOptions(subject, where, debounce_ms, rate_limit_per_s))
     (result,) = run_backtests([wanted], store, since, until, lake, samples, master, conf)
     show_backtests([("", result)], output)
+
+
+@app.command()
+def replay(
+    agent: Annotated[str, typer.Option("--with", metavar="MODULE:FUNCTION", help="Function of a RunState.")],
+    app_name: Annotated[str, typer.Option("--app", help="Only runs of this app.")] = "",
+    store: Store = DEFAULT_STORE,
+    since: Since = "earliest",
+    until: Annotated[str, typer.Option("--to", help="End: latest, a global_seq or a time.")] = "latest",
+    lake: Annotated[str, typer.Option(help="Archive to read pruned entries from.")] = "",
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Maximum number of runs; 0 for all.")] = 0,
+    master: Master = DEFAULT_MASTER,
+    conf: Conf = None,
+    output: Annotated[str, typer.Option("--output", "-o", help="text or json.")] = "text",
+) -> None:
+    """Execute today's code of recorded runs, answered from the record, and report divergences. Performs nothing.
+
+    Exits with 1 if a run diverges.
+    """
+    from tape.pipeline.jobs import replay as job
+
+    with session("replay", master, conf) as spark:
+        report = job.replay_history(
+            spark, store, agent, app_name=app_name, since=since, until=until, lake=lake, limit=limit
+        )
+    if output == "json":
+        typer.echo(msgspec.json.encode(report).decode())
+    else:
+        for each in report.divergences:
+            found = each["divergence"]
+            where = f" at {found['file']}:{found['line']}" if found["file"] else ""
+            typer.echo(f"{each['run_id']} diverged after {each['replayed']} of {each['steps']} steps{where}")
+            for line in (found["message"], *found["difference"].splitlines()):
+                typer.echo(f"  {line}")
+        skipped = "".join(f"\n  skipped {count}: {reason}" for reason, count in report.reasons.items())
+        counts = f"{report.same} the same, {report.diverged} diverged, {report.skipped} skipped"
+        typer.echo(f"{report.runs} runs: {counts}.{skipped}")
+    if report.diverged:
+        raise typer.Exit(1)
 
 
 def run_backtests(
