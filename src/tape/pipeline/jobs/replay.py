@@ -20,15 +20,14 @@ import pyarrow as pa
 from tape.archive.location import resolve_url
 from tape.durable.history import RunHistory
 from tape.durable.replay import DIVERGED, SAME, SKIPPED, replay
-from tape.engine.ledgers import gate_list, runs
+from tape.engine.ledgers import gate_list, run_results, runs
+from tape.engine.ledgers.decisions import Decision
 from tape.engine.ledgers.gate_list import GateFilter
 from tape.engine.ledgers.run_history import BEFORE_ALL, read_steps
 from tape.errors import NotFound, PipelineInput
 from tape.pipeline.journal_reader import query_store
 from tape.pipeline.options import resolve_store
-from tape.server.grpc.forks import step_message
-from tape.server.grpc.gates import gate_record
-from tape.server.grpc.runs import run_state
+from tape.proto import tape_pb2 as pb
 from tape.store import Reader
 
 if TYPE_CHECKING:
@@ -121,8 +120,29 @@ def read_history(reader: Reader, run_id: str) -> RunHistory:
     """The history of a run, from the store."""
     run = runs.get(reader, run_id)
     gates, _ = gate_list.list_gates(reader, GateFilter(run_id=run_id), limit=MAX_GATES)
-    steps = map(step_message, read_steps(reader, run_id, BEFORE_ALL, 1 << 62))
-    return RunHistory.of(run_state(run), list(steps), list(map(gate_record, gates)))
+    state = pb.RunState(**_shared(pb.RunState, run))
+    state.result_json = run_results.result_json(run)
+    history = RunHistory(state)
+    for step in read_steps(reader, run_id, BEFORE_ALL, 1 << 62):
+        if isinstance(step, Decision):
+            history.decisions[step.decision_index] = pb.DecisionRecord(**_shared(pb.DecisionRecord, step))
+        else:
+            history.effects[step.idempotency_key] = pb.EffectRecord(**_shared(pb.EffectRecord, step))
+    for gate in gates:
+        record = pb.GateRecord(
+            run_id=run_id,
+            gate_name=gate.signal.gate_name,
+            answer_json=gate.signal.answer_json,
+            answered_at_ms=gate.signal.answered_at_ms,
+        )
+        history.gates[record.gate_name] = record
+    return history
+
+
+def _shared(kind: Any, record: msgspec.Struct) -> dict[str, Any]:
+    """The fields of a record that a message has, too."""
+    known = {field.name for field in kind.DESCRIPTOR.fields}
+    return {name: getattr(record, name) for name in record.__struct_fields__ if name in known}
 
 
 def load_agent(reference: str, folder: str) -> Callable[..., Any]:
