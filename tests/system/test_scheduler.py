@@ -72,3 +72,18 @@ async def test_two_servers_of_one_database_fire_each_timer_once(postgres: Postgr
 async def fired_timers(client: AsyncTapeClient) -> Counter[tuple[str, str]]:
     found = await entries(client, "/tape/timer/fired/**")
     return Counter((payload["run_id"], payload["timer_id"]) for _, payload in found)
+
+
+@pytest.mark.proof  # waits for the next minute
+@pytest.mark.timeout(180)
+async def test_two_servers_begin_one_run_for_each_occurrence(postgres: Postgres) -> None:
+    with postgres.migrated_database() as url, ServerProcess(url) as first, ServerProcess(url) as second:
+        async with AsyncTapeClient(first.url) as one, AsyncTapeClient(second.url) as two:
+            for number in range(5):
+                await one.create_schedule(f"s{number}", "* * * * *", app_name=f"app{number}")
+            async with asyncio.timeout(90):
+                while sum(each.begun for each in (await two.list_schedules()).schedules) < 5:
+                    await asyncio.sleep(0.1)
+            begun = Counter(payload["schedule"] for _, payload in await entries(two, "/tape/schedule/fired/**"))
+            assert begun == {f"s{number}": 1 for number in range(5)}
+            assert len((await one.list_runs()).runs) == 5
