@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from tape.base import structs
 from tape.base.clock import now_ms
 from tape.base.file_lock import lock_file, share_file
 from tape.errors import StoreHeld, StoreUnavailable
@@ -114,6 +115,6 @@ def _read(path: Path) -> Iterable[Holder]:
         return
     for line in lines:
         try:
-            yield msgspec.json.decode(line, type=Holder)
+            yield structs.decode(line, Holder)
         except msgspec.MsgspecError:
             continue
