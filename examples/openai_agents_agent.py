@@ -46,7 +46,9 @@ class Thinker(Model):
 @function_tool
 def pay(invoice: str) -> str:
     """Pay an invoice: give the bank the key, and it pays once."""
-    print(f"bank: pay {invoice} with key {tape.idempotency_key(None).partition('/')[2]}", flush=True)
+    print(
+        f"bank: pay {invoice} with key {tape.idempotency_key(None).partition('/')[2]}\n", end="", flush=True
+    )  # whole lines: tools run side by side
     return f"paid {invoice}"
 
 

@@ -48,7 +48,9 @@ def note(text: str) -> str:
 
 def send(what: str, about: str) -> None:
     """Stands for the other side, which recognises a key that it has seen."""
-    print(f"bank: {what} {about} with key {tape.idempotency_key(None).partition('/')[2]}", flush=True)
+    print(
+        f"bank: {what} {about} with key {tape.idempotency_key(None).partition('/')[2]}\n", end="", flush=True
+    )  # whole lines: tools run side by side
 
 
 def main() -> None:

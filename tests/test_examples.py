@@ -91,3 +91,13 @@ def test_the_openai_agents_agent_hands_off_asks_and_pays_once(env: dict[str, str
     assert first[-1] == "Both invoices are paid."
     [second] = example("openai_agents_agent.py", env)
     assert second == "Both invoices are paid."  # from the record
+
+
+def test_the_langgraph_agent_asks_and_pays_once(env: dict[str, str]) -> None:
+    first = example("langgraph_agent.py", env)
+    assert [line for line in first if line.startswith("asking")] == [
+        f"asking the model after {n} results" for n in (0, 2)
+    ]
+    assert first[-1] == "Both invoices are paid."
+    [second] = example("langgraph_agent.py", env)
+    assert second == "Both invoices are paid."  # from the record

@@ -208,8 +208,9 @@ class AgentCalls:
         position = self._positions.get(call_id, _Position(-1, 0))
         root = EffectCall(self.call.run, decision_index=position.decision_index, parent=self.call)
         if position.decision_index < 0 and meta.key_from is None:
-            # No recorded decision asked for it: only the call's id identifies the call.
-            meta = replace(meta, key_from=lambda: f"{root.run_id}/no-decision/{meta.name}/{call_id}")
+            # No recorded decision of this agent asked for it: only the call's id identifies the call.
+            within_key = self.call.idempotency_key or root.run_id
+            meta = replace(meta, key_from=lambda: f"{within_key}/no-decision/{meta.name}/{call_id}")
         if meta.dispatch == "outbox":
             # Its function prepares the request and begins the effect itself, from here.
             root.counts[position.decision_index, meta.name] = position.call_index

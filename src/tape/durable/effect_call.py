@@ -156,6 +156,10 @@ class EffectCall:
         """The run it belongs to."""
         return self.run.run_id
 
+    def here(self) -> EffectCall:
+        """The call that code makes effects from while this one is current; a framework may know it more exactly."""
+        return self
+
     def number_of(self, name: str) -> int:
         """The number of earlier calls of that name from here: the same each time the run is resumed."""
         counter = (self.decision_index, name)
@@ -182,6 +186,8 @@ def find_call(tool_context: Any = None) -> EffectCall | None:
     """The call of a tool context, or the current one; None outside of a run."""
     call = tool_context if isinstance(tool_context, EffectCall) else getattr(tool_context, ATTRIBUTE, None)
     current = _current.get()
+    if current is not None:
+        current = current.here()
     # A tool may pass its context to another tool: the inner call is the current one there.
     return current if call is None or (current is not None and current.is_within(call)) else call
 

@@ -11,11 +11,18 @@ from typing import TYPE_CHECKING, Any
 from tape.errors import MissingExtra
 
 if TYPE_CHECKING:
+    from tape.langgraph.calls import durable_model, durable_tool_node
     from tape.langgraph.checkpointer import TapeCheckpointer
+    from tape.langgraph.graph import TapeGraph
 
-_MODULE_OF = {"TapeCheckpointer": "checkpointer"}
+_MODULE_OF = {
+    "TapeCheckpointer": "checkpointer",
+    "TapeGraph": "graph",
+    "durable_model": "calls",
+    "durable_tool_node": "calls",
+}
 
-__all__ = ["TapeCheckpointer"]
+__all__ = ["TapeCheckpointer", "TapeGraph", "durable_model", "durable_tool_node"]
 
 
 def __getattr__(name: str) -> Any:
