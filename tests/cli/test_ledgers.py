@@ -328,3 +328,30 @@ def test_every_command_reports_an_unreachable_server() -> None:
         done = tape(*command, "--url", "tape://127.0.0.1:1")
         assert done.returncode == 1
         assert "TAPE-1602" in done.stderr
+
+
+def test_the_inbox_lists_shows_and_answers_a_gate_once(server: ServerProcess, client: TapeClient) -> None:
+    ids = {"app_name": "inbox", "user_id": "u", "session_id": "s"}
+    run_id = client.begin_run(**ids, invocation_id="i").run_id
+    client.await_signal(run_id=run_id, gate_name="pay", payload_json='{"n":1}', risk="high", timeout_ms=3_600_000)
+    [gate] = asked(server, "inbox", "--app", "inbox", "--due-within", "2h")["gates"]
+    assert (gate["run_id"], gate["risk"], gate["payload_json"]) == (run_id, "high", '{"n":1}')
+    assert "high" in output_of(server, "inbox", "show", run_id)
+    assert "Say the answer" in refused(server, "inbox", "answer", run_id)
+    approval = ("inbox", "answer", run_id, "pay", "--approve", "--reason", "seen")
+    assert "is runnable now" in output_of(server, *approval)
+    assert "has this answer already" in output_of(server, *approval)
+    assert "answered by anonymous" in refused(server, "inbox", "answer", run_id, "pay", "--reject")
+
+
+def test_schedules_are_created_paused_triggered_and_deleted(server: ServerProcess) -> None:
+    made = asked(server, "schedules", "create", "cli", "--cron", "@daily", "--app", "scheduled", "--catch-up", "0")
+    assert (made["name"], made["overlap"], made["catch_up_ms"]) == ("cli", "skip", 0)
+    assert "other settings" in refused(server, "schedules", "create", "cli", "--cron", "@hourly", "--app", "scheduled")
+    assert "is paused" in output_of(server, "schedules", "pause", "cli")
+    assert asked(server, "schedules", "trigger", "cli")["run_id"]
+    assert asked(server, "schedules", "show", "cli")["begun"] == 1
+    assert "begins its next run" in output_of(server, "schedules", "resume", "cli")
+    assert "cli" in [each["name"] for each in asked(server, "schedules", "list")]
+    assert "is deleted" in output_of(server, "schedules", "delete", "cli")
+    assert "no such schedule" in refused(server, "schedules", "delete", "cli")
