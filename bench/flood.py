@@ -13,7 +13,7 @@ import uvloop
 
 from bench.load import CALLERS, event
 from tape.client import rpcs
-from tape.client.channel import OPTIONS, Channel, target_of
+from tape.client.channel import OPTIONS, GrpcChannel, target_of
 from tape.client.credentials import Credentials
 from tape.errors import TenantLimitReached
 from tape.proto import tape_pb2 as pb
@@ -50,7 +50,7 @@ class Flood:
     def __init__(self, url: str, token: str) -> None:
         self._channel = grpc.aio.insecure_channel(target_of(url), options=OPTIONS)
         self._metadata = [("authorization", f"Bearer {token}")]
-        self._frames = Channel(url, credentials=Credentials(id_token=token))
+        self._frames = GrpcChannel(url, credentials=Credentials(id_token=token))
         self.answered = 0
         self.refused = 0
 

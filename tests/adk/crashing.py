@@ -31,7 +31,7 @@ from google.adk.workflow import START, BaseNode, JoinNode, Workflow
 import tape
 from tape.adk import DurableRunner, TapePlugin, TapeSessionService
 from tape.client import AsyncTapeClient
-from tape.client.channel import Channel
+from tape.client.channel import GrpcChannel
 from tape.client.rpcs import UnaryRpc
 from tests.adk.scripted import Scripted, calls, message, says, texts
 
@@ -116,11 +116,11 @@ def agent_for(scenario: str, world: World) -> BaseNode:
 
 def kill_at(which: int | str, moment: str, world: World) -> None:
     """Let this process die at its n-th call of the server, or at its first of a name: before it is sent or after."""
-    call = Channel.call
+    call = GrpcChannel.call
     count = 0
     decisions: Counter[str] = Counter()
 
-    async def counted(self: Channel, rpc: UnaryRpc[Any, Any], request: Any, **more: Any) -> Any:
+    async def counted(self: GrpcChannel, rpc: UnaryRpc[Any, Any], request: Any, **more: Any) -> Any:
         nonlocal count
         name = rpc.name
         count += 1
@@ -141,7 +141,7 @@ def kill_at(which: int | str, moment: str, world: World) -> None:
         sys.stdout.flush()
         os.kill(os.getpid(), signal.SIGKILL)
 
-    Channel.call = counted  # type: ignore[method-assign]
+    GrpcChannel.call = counted  # type: ignore[method-assign]
 
 
 async def drive(url: str, scenario: str, world: World, session_id: str) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tape.client import AsyncTapeClient, rpcs
-from tape.client.channel import Channel
+from tape.client.channel import GrpcChannel
 from tape.errors import IllegalTransition, InvalidInput, LeaseHeld, NotFound, RunCancelled
 from tape.proto import tape_pb2 as pb
 from tape.server.server import Server
@@ -82,7 +82,7 @@ async def test_runs_that_advance_concurrently_share_messages_and_each_has_its_ow
 
 
 async def test_a_batch_with_too_many_moves_is_rejected_with_their_number(server: Server) -> None:
-    channel = Channel(f"tape://{server.grpc_address}")
+    channel = GrpcChannel(f"tape://{server.grpc_address}")
     with pytest.raises(InvalidInput, match="moves has 1001 elements; send 1000 at most"):
         await channel.call(rpcs.ADVANCE_RUNS, pb.AdvanceRunsRequest(moves=[pb.AdvanceRunRequest()] * 1_001))
     await channel.close()

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from tape.client import AsyncTapeClient, rpcs
-from tape.client.channel import OPTIONS, Channel
+from tape.client.channel import OPTIONS, GrpcChannel
 from tape.errors import (
     CursorBeyondHead,
     CursorExpired,
@@ -37,8 +37,8 @@ from tape.server.server import Server, grpc_options
 
 
 @pytest.fixture
-async def channel(server: Server) -> AsyncIterator[Channel]:
-    channel = Channel(f"tape://{server.grpc_address}", transport="grpc")
+async def channel(server: Server) -> AsyncIterator[GrpcChannel]:
+    channel = GrpcChannel(f"tape://{server.grpc_address}", transport="grpc")
     yield channel
     await channel.close()
 
@@ -63,19 +63,19 @@ async def take(stream: AsyncIterator[object], count: int) -> list[object]:
 # ── append ───────────────────────────────────────────────────────────────────────────────────────
 
 
-async def test_append_returns_global_seqs(channel: Channel) -> None:
+async def test_append_returns_global_seqs(channel: GrpcChannel) -> None:
     request = pb.AppendRequest(drafts=[pb.Draft(subject=f"/tape/order/created/{n}") for n in range(3)])
     assert list((await channel.call(rpcs.APPEND, request)).global_seqs) == [1, 2, 3]
     assert list((await channel.call(rpcs.APPEND, request)).global_seqs) == [4, 5, 6]
 
 
-async def test_a_repeated_append_request_appends_nothing(channel: Channel) -> None:
+async def test_a_repeated_append_request_appends_nothing(channel: GrpcChannel) -> None:
     request = pb.AppendRequest(drafts=[pb.Draft(subject="/tape/order/created/1")], request_id="again")
     for _ in range(3):
         assert list((await channel.call(rpcs.APPEND, request)).global_seqs) == [1]
 
 
-async def test_a_stream_of_appends_is_answered_in_order_and_survives_a_bad_one(channel: Channel) -> None:
+async def test_a_stream_of_appends_is_answered_in_order_and_survives_a_bad_one(channel: GrpcChannel) -> None:
     call = await channel.open_stream(rpcs.APPEND_STREAM)
     good = pb.AppendRequest(drafts=[pb.Draft(subject="/tape/order/created/1")] * 2)
     bad = pb.AppendRequest(drafts=[pb.Draft(subject="nonsense")])
@@ -98,7 +98,7 @@ async def test_a_stream_of_appends_is_answered_in_order_and_survives_a_bad_one(c
     ],
 )
 async def test_bad_drafts_have_a_status_and_a_code(
-    channel: Channel, server: Server, draft: pb.Draft, error: type[Exception], status: str
+    channel: GrpcChannel, server: Server, draft: pb.Draft, error: type[Exception], status: str
 ) -> None:
     with pytest.raises(error) as raised:
         await channel.call(rpcs.APPEND, pb.AppendRequest(drafts=[draft]))
@@ -448,7 +448,7 @@ async def test_health_and_reflection_answer(server: Server) -> None:
 
 def test_the_service_has_every_rpc_of_the_contract_and_ours() -> None:
     service = pb.DESCRIPTOR.services_by_name["Tape"]
-    assert len(service.methods) == 51 + 26
+    assert len(service.methods) == 51 + 36
     ours = {"Append", "AppendStream", "Follow", "GetHead", "GetServerInfo", "ListRuns", "RetryRuns", "ListDeadLetters"}
     assert ours <= {method.name for method in service.methods}
     assert len(pb.DESCRIPTOR.enum_types_by_name) == 8 + 1

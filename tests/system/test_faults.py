@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tape.client import AsyncTapeClient, rpcs
-from tape.client.channel import Channel
+from tape.client.channel import GrpcChannel
 from tape.errors import StoreFull, StoreUnavailable
 from tape.journal.verifier import verify
 from tape.model.entry import Draft
@@ -28,7 +28,7 @@ async def test_when_postgres_goes_away_appends_fail_at_once_and_streams_resume_w
     with Postgres() as postgres:
         async with Server(settings_for(postgres.url())) as server:
             url = f"tape://{server.grpc_address}"
-            channel = Channel(url)
+            channel = GrpcChannel(url)
             request = pb.AppendRequest(drafts=[pb.Draft(subject="/tape/a/b")])
             async with AsyncTapeClient(url) as client:
                 streams = [client.follow(reconnect=False), client.subscribe_by_subject(subject_pattern="")]
@@ -115,7 +115,7 @@ async def test_a_full_disk_reaches_the_client_as_what_it_is(tmp_path: Path) -> N
     disk = tmp_path / "disk"
     with small_disk(disk):
         async with Server(settings_for(f"sqlite:{disk / 'tape.db'}")) as server:
-            channel = Channel(f"tape://{server.grpc_address}")
+            channel = GrpcChannel(f"tape://{server.grpc_address}")
             (disk / "ballast").write_bytes(bytes(DISK_BYTES * 3 // 4))
             request = pb.AppendRequest(drafts=[pb.Draft(subject="/tape/a/b", payload_json=f'"{"x" * 900_000}"')])
             with pytest.raises(StoreFull):

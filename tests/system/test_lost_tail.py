@@ -41,6 +41,11 @@ def delete(log: Path, chance: random.Random) -> None:
     log.unlink()
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """The files of a store, without those that any process that opens it writes."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.endswith(("-shm", "-lock"))}
+
+
 DAMAGES: list[Callable[[Path, random.Random], None]] = [flip, cut, delete]
 
 
@@ -138,7 +143,7 @@ async def test_the_command_refuses_to_start_and_goes_on_once_the_loss_is_accepte
             log.write_bytes(log.read_bytes() + (kept if damage is flip else b""))
         else:
             log.unlink()
-        before = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "tape.db-shm"}
+        before = contents(folder)
         store = f"sqlite:{folder}/tape.db"
         done = tape("serve", "--store", store, "--listen", "127.0.0.1:0", "--http-listen", "")
         assert done.returncode == 1
@@ -146,7 +151,7 @@ async def test_the_command_refuses_to_start_and_goes_on_once_the_loss_is_accepte
         assert "TAPE-1511" in said
         assert f"to {acknowledged}" in said or f"entry {acknowledged}" in said
         assert "--accept-loss" in said
-        after = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "tape.db-shm"}
+        after = contents(folder)
         assert {name: after.get(name) for name in before if name != LOG} == {n: before[n] for n in before if n != LOG}
         with ServerProcess(store, "--accept-loss") as server:
             async with AsyncTapeClient(server.url) as client:
