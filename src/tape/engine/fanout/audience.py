@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,10 @@ class LiveScope(msgspec.Struct, frozen=True):
     types: frozenset[str] = frozenset()
     # Only entries of these subjects; None is every subject.
     grants: Grants | None = None
+    # Only entries of these subjects, of those that are granted; None is every subject.
+    subjects: Grants | None = None
+    # Whether frames have the type as their name.
+    is_named: bool = True
 
     def matches(self, entry: Entry) -> bool:
         """Whether the scope includes an entry."""
@@ -40,18 +45,44 @@ class LiveScope(msgspec.Struct, frozen=True):
         """Whether an entry of the scope's identity has the scope's run and type and is granted."""
         return (
             (not self.run or entry.run_id == self.run)
-            and (not self.types or entry.type in self.types)
+            and (not self.types or self.has_type(entry.type))
             and (self.grants is None or self.grants.matches(entry.subject))
+            and (self.subjects is None or self.subjects.matches(entry.subject))
         )
 
     def has_type(self, type_: str) -> bool:
         """Whether entries of a type may be included."""
-        return not self.types or type_ in self.types
+        return not self.types or type_ in self.types or any(_matches(each, type_) for each in self.type_patterns)
+
+    @property
+    def type_patterns(self) -> tuple[str, ...]:
+        """The types that have a `*`, which stands for any text."""
+        return _patterns_of(self.types)
 
     @property
     def is_identity_only(self) -> bool:
         """Whether every entry of the identity is included."""
-        return not self.run and not self.types and self.grants is None
+        return not self.run and not self.types and self.grants is None and self.subjects is None
+
+
+@lru_cache(maxsize=1024)
+def _patterns_of(types: frozenset[str]) -> tuple[str, ...]:
+    return tuple(sorted(each for each in types if "*" in each))
+
+
+@lru_cache(maxsize=16384)
+def _matches(pattern: str, type_: str) -> bool:
+    """Whether a type has the texts between the `*` of a pattern in their order. Linear, whatever the caller sends."""
+    first, *parts = pattern.split("*")
+    last = parts.pop()
+    if not type_.startswith(first) or len(type_) < len(first) + len(last) or not type_.endswith(last):
+        return False
+    at, end = len(first), len(type_) - len(last)
+    for part in parts:
+        if (found := type_.find(part, at, end)) < 0:
+            return False
+        at = found + len(part)
+    return True
 
 
 class Audience:
@@ -64,6 +95,7 @@ class Audience:
     def __init__(self, scope: LiveScope, capacity: int, join: Callable[[Sequence[bytes]], bytes]) -> None:
         self.scope = scope
         self.has_no_filter = scope.is_identity_only
+        self.is_named = scope.is_named
         self.members: dict[LiveSubscription, None] = {}
         self.ready: dict[LiveSubscription, None] = {}
         self.start = self.end = self._flushed = 0

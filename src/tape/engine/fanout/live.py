@@ -52,6 +52,9 @@ class FrameFormat(Protocol):
     def notice(self, kind: str, payload: dict[str, Any]) -> bytes:
         """Encode a notice about the stream itself."""
 
+    def unnamed(self, frames: bytes) -> bytes:
+        """The frames without the name of their type."""
+
     def join(self, frames: Sequence[bytes]) -> bytes:
         """Join frames into one write."""
 
@@ -120,7 +123,7 @@ class Broadcast:
             for audience in (*scoped, *unscoped) if scoped else unscoped:
                 if audience.has_no_filter or audience.scope.matches_beyond_identity(entry):
                     frame = frame or encode(entry)
-                    audience.append(entry.global_seq, frame)
+                    audience.append(entry.global_seq, frame if audience.is_named else self.format.unnamed(frame))
                     delivered += len(audience.members)
         self._metrics.live_delivered.inc(delivered)
 
@@ -128,7 +131,7 @@ class Broadcast:
         """Report a gap on every stream: it is not known which of them would have had the entries."""
         frame = encode_gap(self.format, gap)
         for audience in self._audiences.values():
-            audience.append(gap.last, frame)
+            audience.append(gap.last, frame if audience.is_named else self.format.unnamed(frame))
 
     def restarted(self, position: int) -> None:
         """End every stream: entries were pruned before delivery, and a resume reports that."""
@@ -389,4 +392,5 @@ class LiveSubscription:
 
     def _notice(self, kind: str, payload: dict[str, Any]) -> None:
         format_ = self._broadcast.format
-        self.outlet.write(format_.join([format_.notice(kind, payload)]))
+        notice = format_.notice(kind, payload)
+        self.outlet.write(format_.join([notice if self.scope.is_named else format_.unnamed(notice)]))

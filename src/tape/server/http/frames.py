@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -20,6 +21,8 @@ REPLAY_UNAVAILABLE = "stream.replay_unavailable"
 # but not in a line of the stream.
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
 _TABLE = str.maketrans(_ESCAPES | {"\n": " ", "\r": " "})
+# Data is one line that begins with `data:`, so that no other line begins like this.
+_EVENT_LINE = re.compile(rb"^event: [^\n]*\n", re.MULTILINE)
 
 
 class SseFormat:
@@ -36,6 +39,10 @@ class SseFormat:
     def replay_unavailable(self, reason: str) -> bytes:
         """Something cannot be replayed: a comment, and a notice because browsers do not show comments to a page."""
         return comment(f"{REPLAY_UNAVAILABLE} {reason}") + self.notice(REPLAY_UNAVAILABLE, {"Reason": reason})
+
+    def unnamed(self, frames: bytes) -> bytes:
+        """Frames without their `event:` lines: a browser passes these to `onmessage`."""
+        return _EVENT_LINE.sub(b"", frames)
 
     def checkpoint(self, position: int) -> bytes:
         """Advances the client's cursor although no entry matched."""

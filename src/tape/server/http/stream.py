@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection
 from functools import partial
@@ -21,20 +20,20 @@ from tape.engine.fanout.audience import LiveScope
 from tape.engine.fanout.hub import Hub
 from tape.engine.fanout.live import Broadcast, LiveSubscription, encode_gap
 from tape.engine.security.audit import Audit
-from tape.errors import CursorExpired, InvalidRequest, PipelineError, StoreError
+from tape.errors import CursorExpired, PipelineError, StoreError
 from tape.journal.appender import Head, read_head
 from tape.journal.epochs import Holes
 from tape.journal.history import ArchiveCursor, EntryFilter
 from tape.journal.pruned_types import pruned_types
-from tape.journal.reader import Cursor, EntryIdentity, Slice, has_run, has_run_from, open_identity_cursor
-from tape.model.entry import check_id
+from tape.journal.reader import Cursor, Slice, has_run, has_run_from, open_identity_cursor
 from tape.model.gap import JournalGap
 from tape.model.principal import Principal
 from tape.server.admission import TICKET
-from tape.server.http.access import HttpAccess, granted_to, require_widening
-from tape.server.http.frames import KEEPALIVE, RETRY, SseFormat
+from tape.server.http.access import HttpAccess, require_widening
+from tape.server.http.frames import KEEPALIVE, RETRY, SseFormat, comment
 from tape.server.http.protocol import KEY, HttpConnection
 from tape.server.http.socket_progress import bytes_taken
+from tape.server.http.stream_request import Start, describe_unknown, read_scope, read_start
 from tape.store import Reader
 
 log = logging.getLogger(__name__)
@@ -45,9 +44,6 @@ HEADERS = [
     (b"content-type", b"text/event-stream"),
     (b"x-accel-buffering", b"no"),
 ]
-MAX_TYPES = 256
-MAX_SEQUENCE = (1 << 63) - 1
-_DECIMAL = re.compile(r"[0-9]{1,20}")
 
 TOO_OLD = "reconnect cursor older than the retained window"
 BEYOND_HEAD = "reconnect cursor beyond the head of this journal"
@@ -79,12 +75,13 @@ class EventStream:
         is_admin = request.query_params.get("admin") == "1"
         if is_admin:
             require_widening(caller, "admin fan-in requires a verified `admin` or `console:fleet` scope")
-        scope = _scope(request, caller, is_admin)
-        cursor = _cursor(request)
+        scope = read_scope(request, caller, is_admin=is_admin)
+        start = read_start(request)
         asgi[TICKET].leave()  # a stream counts as a stream, not as a call
         with contextlib.closing(self._access.admission.open_stream(caller)):
             stream = _Stream(cast(HttpConnection, asgi[KEY]))
-            await self._serve_stream(stream, send, caller, scope, cursor, is_admin=is_admin)
+            stream.remark = describe_unknown(request)
+            await self._serve_stream(stream, send, caller, scope, start, is_admin=is_admin)
 
     async def _serve_stream(
         self,
@@ -92,7 +89,7 @@ class EventStream:
         send: Send,
         caller: Principal,
         scope: LiveScope,
-        cursor: int | str | None,
+        start: Start,
         *,
         is_admin: bool,
     ) -> None:
@@ -108,11 +105,11 @@ class EventStream:
             self._streams[stream] = None
             self._keep_alive()
             try:
-                await self._play(stream, subscription, head, cursor)
+                await self._play(stream, subscription, head, start)
             except (StoreError, PipelineError) as error:
                 if not is_retryable(error):  # otherwise the stream or the server has ended while it waited
                     log.warning("stream replay failed: %s", error)
-                    stream.send(self._format.replay_unavailable(FAILED))
+                    stream.send(self._unavailable(scope, FAILED))
                 stream.end()  # the client reconnects with its Last-Event-ID and misses nothing
             await stream.ended
         finally:
@@ -121,17 +118,19 @@ class EventStream:
         if not stream.is_gone:
             await stream.finish(send, self._broadcast.limits.idle_timeout_s)
 
-    async def _play(self, stream: _Stream, subscription: LiveSubscription, head: int, cursor: int | str | None) -> None:
-        """Replay entries after the cursor from the journal, then attach to the live stream."""
+    async def _play(self, stream: _Stream, subscription: LiveSubscription, head: int, start: Start) -> None:
+        """Replay entries after the start from the journal, then attach to the live stream."""
         hub, has_ended = self._broadcast.hub, stream.ended.done
-        history = hub.history
+        history, cursor = hub.history, start.cursor
+        if (at_ms := start.at_ms) is not None:
+            cursor = await hub.retry_read(partial(history.position_before, at_ms), has_ended)
         position = head if cursor is None or isinstance(cursor, str) else cursor
         if isinstance(cursor, str):
-            stream.send(self._format.replay_unavailable(NOT_A_NUMBER))
+            stream.send(self._unavailable(subscription.scope, NOT_A_NUMBER))
         elif cursor is not None:
             bounds = await hub.retry_read(lambda: history.database.read(read_head), has_ended)
             if cursor > bounds.global_seq:
-                stream.send(self._format.replay_unavailable(BEYOND_HEAD))
+                stream.send(self._unavailable(subscription.scope, BEYOND_HEAD))
                 position = bounds.global_seq
             elif (
                 cursor < bounds.oldest - 1
@@ -152,12 +151,16 @@ class EventStream:
                 stream.last_id = replay.last_id
                 await stream.drain(self._broadcast.limits.idle_timeout_s)
 
+    def _unavailable(self, scope: LiveScope, reason: str) -> bytes:
+        frames = self._format.replay_unavailable(reason)
+        return frames if scope.is_named else self._format.unnamed(frames)
+
     async def _skip_pruned(self, stream: _Stream, scope: LiveScope, after: int) -> None:
         """Send a notice if entries after a cursor that retention removed were of the stream's scope."""
         hub = self._broadcast.hub
         read = partial(hub.database.read, partial(_has_lost, scope=scope, after=after))
         if await hub.retry_read(read, stream.ended.done):
-            stream.send(self._format.replay_unavailable(TOO_OLD))
+            stream.send(self._unavailable(scope, TOO_OLD))
 
     # ── keep-alives, for all streams at once ─────────────────────────────────────────────────────
 
@@ -183,6 +186,8 @@ class _Stream:
         self._connection = connection
         self._transport = connection.transport
         self.last_id = 0
+        # A comment at the beginning of the stream.
+        self.remark = ""
         self.stop_watching: Callable[[], None] = lambda: None
 
     def begin(self) -> None:
@@ -191,7 +196,7 @@ class _Stream:
         if self._connection.is_refused or self._transport.is_closing():
             self.gone()
             return
-        self.send(RETRY)
+        self.send(RETRY + comment(self.remark) if self.remark else RETRY)
 
     def send(self, frames: bytes) -> None:
         """Frames in a chunk of their own; many of them are not copied for it."""
@@ -231,7 +236,9 @@ class _Stream:
         frames = KEEPALIVE
         position = self.subscription.position if self.subscription is not None else None
         if position is not None and position > self.last_id:
-            frames += format_.checkpoint(position)
+            checkpoint = format_.checkpoint(position)
+            is_named = self.subscription is None or self.subscription.scope.is_named
+            frames += checkpoint if is_named else format_.unnamed(checkpoint)
             self.last_id = position
         self.send(frames)
 
@@ -306,6 +313,8 @@ class _Replay:
         for gap in reversed(found.gaps):
             at = bisect_left(wanted, gap.first, key=lambda entry: entry.global_seq)
             frames.insert(at, encode_gap(self._format, gap))
+        if not self._scope.is_named:
+            frames = [self._format.unnamed(frame) for frame in frames]
         return b"".join(frames)
 
 
@@ -328,43 +337,7 @@ def _wanted(scope: LiveScope) -> EntryFilter:
         values |= {"tenant": identity.tenants, "user": [identity.user], "session": [identity.session]}
     if scope.run:
         values["run_id"] = [scope.run]
-    if scope.types:
+    if scope.types and not scope.type_patterns:
         values["type"] = scope.types
-    return EntryFilter(values=values, grants=scope.grants)
-
-
-def _scope(request: Request, caller: Principal, is_admin: bool) -> LiveScope:
-    types: set[str] = set(request.query_params.getlist("type"))
-    for value in request.headers.getlist("x-harbor-event-type"):
-        types.update(value.split(","))
-    types = {kind.strip() for kind in types} - {""}
-    if len(types) > MAX_TYPES:
-        raise InvalidRequest(
-            f"{len(types)} event types requested; {MAX_TYPES} is the limit. Request all types instead."
-        )
-    run = request.headers.get("x-harbor-run", "").strip()
-    check_id("x-harbor-run", run)
-    grants = granted_to(caller)
-    if is_admin:
-        return LiveScope(None, "", frozenset(types), grants)
-    identity = EntryIdentity((caller.tenant, *caller.former_tenants), caller.user, caller.session)
-    return LiveScope(None if caller.is_owner else identity, run, frozenset(types), grants)
-
-
-def _cursor(request: Request) -> int | str | None:
-    """The cursor of the request; None is now, a string is an invalid Last-Event-ID."""
-    last = request.headers.get("last-event-id")
-    if last is not None:
-        last = last.strip()
-        return (_number(last) if _DECIMAL.fullmatch(last) else last) if last else None
-    values = request.query_params.getlist("resume_seq")
-    if not values:
-        return None
-    if len(values) > 1 or not _DECIMAL.fullmatch(values[0]) or int(values[0]) >= 1 << 64:
-        raise InvalidRequest(f"resume_seq {', '.join(values)!r} must be one decimal number from 0 to 2^64 - 1.")
-    return _number(values[0])
-
-
-def _number(text: str) -> int | str:
-    number = int(text)
-    return min(number, MAX_SEQUENCE) if number < 1 << 64 else text
+    # What the filter leaves in, the scope takes out: the grants narrow more than the subjects, if there are both.
+    return EntryFilter(values=values, grants=scope.grants or scope.subjects)
