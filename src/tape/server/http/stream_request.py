@@ -77,9 +77,7 @@ def read_start(request: Request) -> Start:
     if _DECIMAL.fullmatch(begin) and int(begin) < 1 << 64:
         return Start(_number(begin))
     if _DECIMAL.fullmatch(begin) or "-" not in begin:
-        raise InvalidRequest(
-            f"from {begin!r} must be a global_seq, start, now or a time like 2026-06-10T23:03:22Z."
-        )
+        raise InvalidRequest(f"from {begin!r} must be a global_seq, start, now or a time like 2026-06-10T23:03:22Z.")
     return Start(at_ms=-(-parse_time("from", begin) // NS_PER_MS))
 
 
