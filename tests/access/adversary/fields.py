@@ -41,7 +41,8 @@ FIELDS: dict[str, Any] = {
     **dict.fromkeys(("user", "user_id", "user_ids", "actor"), name("user")),
     **dict.fromkeys(("session", "session_id", "session_ids", "X-Harbor-Session"), name("session")),
     # runs and what belongs to them
-    **dict.fromkeys(("run_id", "before_run_id"), name("run")),
+    **dict.fromkeys(("run_id", "before_run_id", "parent_run_id"), name("run")),
+    "on_parent_cancel": UNSET,
     "Draft.run_id": name("run", "log"),
     **dict.fromkeys(("partitionkey", "run_ids", "run", "X-Harbor-Run"), name("run", "log")),
     "app_name": name("app"),
@@ -123,6 +124,9 @@ FIELDS: dict[str, Any] = {
     "subject": name("subject"),
     "CloudEvent.subject": name("dimension"),
     "artifacts.get.id": name("artifact"),
+    "events.subscribe.subject": name("pattern"),
+    "events.subscribe.from": UNSET,  # goes without resume_seq
+    "events.subscribe.named": "1",
     # what requests say beside names
     **dict.fromkeys(
         (
