@@ -63,6 +63,14 @@ async def test_every_event_that_tape_emits_is_in_the_catalogue(server: Server, c
         await client.resolve_obligation(**which, status=status)
     await client.await_signal(run_id=run_id, gate_name="g")
     await client.send_signal(run_id=run_id, gate_name="g")
+    await client.send_signal(run_id=run_id, gate_name="not-reached-yet")
+    await client.set_timer(run_id=run_id, fire_at_ms=1 << 50, kind="wake", timer_id="t")
+    await client.cancel_timer(run_id=run_id, timer_id="t")
+    await client.create_schedule("s", "0 3 * * *", app_name="a")
+    await client.pause_schedule("s")
+    await client.resume_schedule("s")
+    await client.trigger_schedule("s")
+    await client.delete_schedule("s")
     await client.write_value(namespace="n", key="k", value_json="1")
     await client.delete_value(namespace="n", key="k")
     await client.append_event(app_name="a", user_id="u", session_id="s", event=pb.EventRecord(author="me"))
@@ -88,9 +96,11 @@ async def test_every_event_that_tape_emits_is_in_the_catalogue(server: Server, c
     here = {event.name for event in EVENTS if not (event.is_notice or event.name.startswith(others))}
     unseen = here - {entry.type for entry in entries}
     assert unseen == {
-        *("run.running", "run.waiting", "run.failed", "run.cancelled", "run.stuck", "run.compensating"),
+        *("run.waiting", "run.failed", "run.cancelled", "run.stuck", "run.compensating"),
         *("run.summary", "run.split", "audit.dead_letters_redriven", "audit.dead_letters_dropped"),
         *("audit.redaction_failed", "audit.tenant_moved", "auth.rejected", "journal.damaged", "journal.diverged"),
+        *("gate.reminded", "gate.escalated", "timer.fired", "schedule.updated", "schedule.skipped"),
+        *("schedule.buffered", "schedule.missed", "schedule.failed"),
     }
 
 

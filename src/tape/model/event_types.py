@@ -21,6 +21,12 @@ class EventType(NamedTuple):
 
 _RUN = {"run_id": "the run"}
 _OWNER = {**_RUN, "app": "its app", "user": "its user", "session": "its session", "status": "where it stands now"}
+_END = {
+    **_OWNER,
+    "result": "what it returned, without secrets",
+    "result_bytes": "the size of a result that is too large for the entry",
+    "error": "type and message of what failed it",
+}
 _ENDS = {
     "terminal": "A run ended well.",
     "failed": "A run failed.",
@@ -152,9 +158,22 @@ EVENTS: tuple[EventType, ...] = (
             "subject": "for whom",
             "agent_id": "the agent",
             "aiplex_instance_id": "the instance it runs on",
+            "parent_run_id": "the run that began it",
+            "forked_from": "the run that it was forked from",
+            "forked_at_seq": "the seq there that it begins before",
+            "forked_at_decision": "the decision there that it begins before",
+            "shared_steps": "steps that both have",
+            "reason": "why it was forked",
+            "schedule": "the schedule that began it",
+            "scheduled_at_ms": "the time of that schedule's cadence",
+            "reaction_id": "the reaction that began it",
+            "source_global_seq": "the entry that the reaction fired on",
+            "source_run_id": "that entry's run",
+            "source_subject": "that entry's subject",
+            "source_payload": "that entry's payload",
         },
     ),
-    *(EventType(f"run.{verb}", when, _OWNER) for verb, when in _ENDS.items()),
+    *(EventType(f"run.{verb}", when, _END) for verb, when in _ENDS.items()),
     EventType(
         "run.waiting",
         "A run found its downstream unavailable and waits for it.",
