@@ -29,6 +29,7 @@ READING = {
     "pipeline run fanout": ["--sink", "log:", "--name", "x"],
     "pipeline run ingest": ["x"],
     "pipeline run match": ["--reaction", "x"],
+    "pipeline run replay": ["--with", "x:y"],
     "pipeline run report": [],
     "pipeline run rollup": [],
     "prune": ["--before", "1", "--dry-run"],

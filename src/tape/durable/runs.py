@@ -331,9 +331,10 @@ class DurableRun:
         )
 
     def _recorded_decision(self, step: _DecisionStep) -> pb.GetDecisionResponse:
-        if not self.resumed:  # this process has begun the run, so that nothing can be on record
-            return pb.GetDecisionResponse()
         call = self._tape_call
+        if not self.resumed:  # this process has begun the run, so that nothing can be on record
+            call.run.check()
+            return pb.GetDecisionResponse()
         check = StepCheck(
             call,
             f"the decision {step.decision_index}",
