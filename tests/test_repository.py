@@ -42,6 +42,12 @@ def test_every_error_has_its_own_code_and_a_paragraph_in_the_docs() -> None:
         assert error.__doc__
 
 
+def test_no_two_migrations_share_a_number() -> None:
+    names = sorted(path.name for path in (ROOT / "src/tape/store/migrations").glob("*.sql"))
+    numbered = {(name[:4], name.split(".")[1]) for name in names}
+    assert len(numbered) == len(names), names
+
+
 def test_the_generated_code_is_current(tmp_path: Path) -> None:
     subprocess.run(
         [

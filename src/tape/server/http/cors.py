@@ -14,7 +14,7 @@ _ALLOWED = {
         "Authorization, Content-Type, Last-Event-ID, X-Harbor-Tenant, X-Harbor-User, X-Harbor-Session,"
         " X-Harbor-Run, X-Harbor-Event-Type, Traceparent, Tracestate"
     ),
-    "Access-Control-Expose-Headers": "Retry-After, Tape-Next-Cursor, Tape-Gaps, Traceparent",
+    "Access-Control-Expose-Headers": "Retry-After, Tape-Next-Cursor, Tape-Gaps",
     "Access-Control-Max-Age": "86400",
 }
 
