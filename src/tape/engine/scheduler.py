@@ -16,7 +16,8 @@ from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 from tape.base.clock import now_ms
-from tape.errors import ServerStopping
+from tape.base.retry import WHILE_UNAVAILABLE, Backoff
+from tape.errors import ServerStopping, StoreBusy, StoreUnavailable
 from tape.store import Database, Reader, Transaction
 
 log = logging.getLogger(__name__)
@@ -68,12 +69,18 @@ class Scheduler:
 
     async def run(self) -> None:
         """Do due work until cancelled."""
+        backoff = Backoff(WHILE_UNAVAILABLE)
         while True:
             self._woken.clear()
             try:
                 delay_s = await self.run_due()
             except ServerStopping:
                 return
+            except (StoreUnavailable, StoreBusy) as error:  # readiness reports it by itself; what is due waits
+                log.warning("due work waits for the store: %s", error)
+                await backoff.wait_async()
+                continue
+            backoff.reset()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._woken.wait(), delay_s)
 
