@@ -9,6 +9,7 @@ import re
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,12 @@ def drafts(count: int, subject: str = "/tape/order/created/{}", size: int = 0, *
     identity = {"tenant": "shop", "user": "ada", "session": "s1"} | fields
     payload = json.dumps({"n": 1, "fill": "x" * size}) if size else '{"n":1}'
     return [Draft(subject=subject.format(n), payload_json=payload, **identity) for n in range(count)]
+
+
+def pass_a_minute(subscription: Any) -> None:
+    """Let a subscription believe that its client has taken no byte for a minute."""
+    subscription._taken = subscription.outlet.bytes_taken()
+    subscription._paused_at -= 60
 
 
 async def settled(server: Server, subscribers: int) -> None:
@@ -486,7 +493,7 @@ async def test_newer_frames_wait_for_the_report_of_a_loss(sqlite_url: str) -> No
 
 @pytest.mark.parametrize("how", ["idle", "stop"])
 async def test_a_second_loss_within_the_window_is_reported_when_the_stream_ends(sqlite_url: str, how: str) -> None:
-    server = Server(settings_for(sqlite_url, subscriber_buffer_size=10, drop_window_s=30, idle_timeout_s=60))
+    server = Server(settings_for(sqlite_url, subscriber_buffer_size=10, drop_window_s=30, idle_timeout_s=8))
     await server.start()
     try:
         async with Stream(server.http_address, limit=1 << 12, **MINE) as stream:
@@ -498,8 +505,7 @@ async def test_a_second_loss_within_the_window_is_reported_when_the_stream_ends(
             (waiting,) = server.broadcast._open
             if how == "idle":
                 waiting.pause()
-                waiting._paused_at -= 60
-                waiting._taken = waiting.outlet.bytes_taken()
+                pass_a_minute(waiting)
                 waiting.check_idle(asyncio.get_running_loop().time())
             else:
                 await server.stop()
@@ -517,7 +523,7 @@ async def test_a_second_loss_within_the_window_is_reported_when_the_stream_ends(
 
 
 async def test_a_slow_reader_that_takes_bytes_all_the_time_is_not_idle(sqlite_url: str) -> None:
-    async with Server(settings_for(sqlite_url, subscriber_buffer_size=10, idle_timeout_s=60)) as server:
+    async with Server(settings_for(sqlite_url, subscriber_buffer_size=10, idle_timeout_s=4)) as server:
         host, _, port = server.http_address.rpartition(":")
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8_192)
@@ -540,8 +546,8 @@ async def test_a_slow_reader_that_takes_bytes_all_the_time_is_not_idle(sqlite_ur
                 slow.check_idle(asyncio.get_running_loop().time())
                 assert slow in server.broadcast._blocked
             assert server.metrics.registry.get_sample_value("tape_live_reaped_total") == 0
-            slow._paused_at -= 60
-            await settled(server, 0)  # it takes nothing any more
+            pass_a_minute(slow)  # it takes nothing any more
+            await settled(server, 0)
             assert server.metrics.registry.get_sample_value("tape_live_reaped_total") == 1
 
 
@@ -586,7 +592,7 @@ async def test_a_stalled_subscriber_is_disconnected_with_a_report(sqlite_url: st
             await stalled(server, stream)
             await server.journal.append(drafts(30, size=8000))
             (blocked,) = server.broadcast._blocked
-            blocked._paused_at -= 60  # a minute has passed
+            pass_a_minute(blocked)
             await settled(server, 0)
             stream.resume_reading()
             seen = await stream.until("bus.subscription_idle_closed")
